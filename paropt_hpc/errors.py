@@ -1,0 +1,44 @@
+"""The package's exceptions, each a subclass of the builtin a caller would expect."""
+
+__all__ = [
+    "CollectiveTimeout",
+    "ConfigError",
+    "DataError",
+    "DivergenceError",
+    "MPIMismatchError",
+    "MPINotFoundError",
+    "MessageError",
+    "ParoptError",
+]
+
+
+class ParoptError(Exception):
+    """An error of this package; its text says what, expected, got and the remedy."""
+
+
+class ConfigError(ParoptError, ValueError):
+    """A setting is unknown, of the wrong type, or out of its range."""
+
+
+class DataError(ParoptError, ValueError):
+    """A data file is missing, truncated, or holds values that cannot be trained on."""
+
+
+class MessageError(ParoptError, ValueError):
+    """Encoded bytes are not a valid message: truncated, altered, or of another version."""
+
+
+class DivergenceError(ParoptError, ArithmeticError):
+    """The loss is no longer finite."""
+
+
+class MPINotFoundError(ParoptError, ImportError):
+    """No MPI library can be loaded."""
+
+
+class MPIMismatchError(ParoptError, ImportError):
+    """The native collectives were built against another MPI than mpi4py has loaded."""
+
+
+class CollectiveTimeout(ParoptError, TimeoutError):
+    """A rank did not arrive at a collective before the deadline."""

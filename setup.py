@@ -1,0 +1,166 @@
+"""The extension modules of paropt-hpc; all metadata is in pyproject.toml.
+
+Each module is optional: one that cannot be built is left out with a one-line
+reason, and the package falls back to its NumPy or mpi4py twin.
+
+Environment
+-----------
+PAROPT_BUILD_MPICXX, MPICXX : MPI compiler wrapper for ``_mpi`` (else ``mpicxx`` on PATH)
+PAROPT_BUILD_MPI, PAROPT_BUILD_CUDA : ``auto`` (default), ``0`` leave out, ``1`` must build
+PAROPT_CUDA_ARCH : value of nvcc's ``-arch`` (default ``all-major``)
+PAROPT_BUILD_BASE : folder of the object files (default ``build``)
+PAROPT_BUILD_FLAGS : extra compiler and linker flags, e.g. ``-fsanitize=address``
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from glob import glob
+from pathlib import Path
+
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+HEADERS = sorted(glob("csrc/*.hpp") + glob("csrc/*.cuh"))
+NATIVE = ["common", "topk", "index_codec", "reduce", "message"]
+EXTRA_FLAGS = shlex.split(os.environ.get("PAROPT_BUILD_FLAGS", ""))
+
+
+def native_extension() -> Pybind11Extension:
+    """Kernels for the CPU: no MPI, no required dependency, portable."""
+    sources = ["csrc/bindings/native.cpp", *(f"csrc/{stem}.cpp" for stem in NATIVE)]
+    return extension("_native", sources)
+
+
+def mpi_extension() -> Pybind11Extension | None:
+    """Collectives, built against the MPI whose compiler wrapper is found."""
+    wrapper = find_mpicxx()
+    if not wanted("MPI", wrapper, "no mpicxx found; set MPICXX or install an MPI library"):
+        return None
+    shown = subprocess.run([wrapper, "-show"], capture_output=True, text=True, check=True)
+    flags = shlex.split(shown.stdout)[1:]
+    linking = [f for f in flags if f.startswith(("-L", "-l", "-Wl,"))]
+    ext = extension("_mpi", ["csrc/bindings/mpi.cpp", "csrc/ring_allreduce.cpp"])
+    ext.define_macros += [("OMPI_SKIP_MPICXX", "1"), ("MPICH_SKIP_MPICXX", "1")]
+    ext.extra_compile_args += [f for f in flags if f not in linking]
+    ext.extra_link_args += linking
+    ext.optional = os.environ.get("PAROPT_BUILD_MPI") != "1"
+    return ext
+
+
+def cuda_extension() -> Pybind11Extension | None:
+    """Kernels for the GPU, cudart linked statically so that no driver is needed to import."""
+    nvcc = find_nvcc()
+    if not wanted("CUDA", nvcc, "no nvcc found; set CUDA_HOME or install the CUDA toolkit"):
+        return None
+    home = Path(nvcc).resolve().parent.parent
+    ext = extension("_cuda", ["csrc/bindings/cuda.cpp", "csrc/device.cu"])
+    ext.include_dirs.append(str(home / "include"))
+    ext.library_dirs += [str(home / sub) for sub in ("lib64", "lib", "targets/x86_64-linux/lib")]
+    ext.libraries += ["cudart_static", "dl", "rt", "pthread"]
+    ext.optional = os.environ.get("PAROPT_BUILD_CUDA") != "1"
+    return ext
+
+
+def extension(name: str, sources: list[str]) -> Pybind11Extension:
+    ext = Pybind11Extension(
+        f"paropt_hpc.{name}", sources, include_dirs=["csrc"], cxx_std=17, depends=HEADERS
+    )
+    ext.extra_compile_args += ["-O3", "-Wall", "-Wextra", *EXTRA_FLAGS]
+    ext.extra_link_args += EXTRA_FLAGS
+    return ext
+
+
+def find_mpicxx() -> str | None:
+    for variable in ("PAROPT_BUILD_MPICXX", "MPICXX"):
+        if os.environ.get(variable):
+            found = shutil.which(os.environ[variable])
+            if found is None:
+                sys.exit(f"{variable}={os.environ[variable]} is not an executable compiler wrapper")
+            return found
+    return shutil.which("mpicxx")
+
+
+def find_nvcc() -> str | None:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            return shutil.which("nvcc", path=os.path.join(os.environ[variable], "bin"))
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+def wanted(what: str, tool: str | None, missing: str) -> bool:
+    """Decide from PAROPT_BUILD_<what> and the tool found whether to build a module."""
+    mode = os.environ.get(f"PAROPT_BUILD_{what}", "auto")
+    if mode not in ("auto", "0", "1"):
+        sys.exit(f"PAROPT_BUILD_{what} must be auto, 0 or 1, got {mode!r}")
+    if mode == "1" and tool is None:
+        sys.exit(f"PAROPT_BUILD_{what}=1: {missing}")
+    if mode == "auto" and tool is None:
+        print(f"paropt-hpc: the {what} module is left out: {missing}", file=sys.stderr)
+    return mode != "0" and tool is not None
+
+
+class BuildExt(build_ext):
+    """Probe OpenMP, teach setuptools .cu files, link anew when only an option changed."""
+
+    def build_extensions(self) -> None:
+        openmp = self.openmp_flags()
+        for ext in self.extensions:
+            if ext.name.endswith("_native"):
+                ext.extra_compile_args += openmp
+                ext.extra_link_args += openmp
+        super().build_extensions()
+
+    def build_extension(self, ext: Pybind11Extension) -> None:
+        cuda_sources = [source for source in ext.sources if source.endswith(".cu")]
+        ext.sources = [source for source in ext.sources if source not in cuda_sources]
+        ext.extra_objects += [self.compile_cuda(source) for source in cuda_sources]
+        ext.depends += cuda_sources
+        super().build_extension(ext)
+
+    def compile_cuda(self, source: str) -> str:
+        target = Path(self.build_temp) / Path(source).with_suffix(".o")
+        if not needs_recompile(str(target), source):
+            return str(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        arch = os.environ.get("PAROPT_CUDA_ARCH", "all-major")
+        self.spawn(
+            [find_nvcc(), "-std=c++17", "-O3", f"-arch={arch}", "-Xcompiler=-fPIC", "-Icsrc"]
+            + ["-c", source, "-o", str(target)]
+        )
+        return str(target)
+
+    def openmp_flags(self) -> list[str]:
+        """Return the flags with which an OpenMP program compiles and links, or none."""
+        program = "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "probe.cpp"
+            source.write_text(program)
+            for flags in (["-fopenmp"], ["-Xpreprocessor", "-fopenmp", "-lomp"]):
+                command = [*self.compiler.compiler_cxx, str(source), "-o", f"{folder}/probe", *flags]
+                if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                    return flags
+        print("paropt-hpc: no OpenMP; the kernels will use one thread", file=sys.stderr)
+        return []
+
+
+def needs_recompile(target: str, source: str) -> bool:
+    """Say whether an object is older than its source, any header, or this build script."""
+    if not os.path.exists(target):
+        return True
+    built = os.path.getmtime(target)
+    return any(os.path.getmtime(name) > built for name in [source, "setup.py", *HEADERS])
+
+
+ParallelCompile("PAROPT_BUILD_JOBS", default=0, needs_recompile=needs_recompile).install()
+setup(
+    ext_modules=[
+        ext for ext in (native_extension(), mpi_extension(), cuda_extension()) if ext is not None
+    ],
+    cmdclass={"build_ext": BuildExt},
+    options={"build": {"build_base": os.environ.get("PAROPT_BUILD_BASE", "build")}},
+)
