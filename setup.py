@@ -141,7 +141,13 @@ class BuildExt(build_ext):
             source = Path(folder) / "probe.cpp"
             source.write_text(program)
             for flags in (["-fopenmp"], ["-Xpreprocessor", "-fopenmp", "-lomp"]):
-                command = [*self.compiler.compiler_cxx, str(source), "-o", f"{folder}/probe", *flags]
+                command = [
+                    *self.compiler.compiler_cxx,
+                    str(source),
+                    "-o",
+                    f"{folder}/probe",
+                    *flags,
+                ]
                 if subprocess.run(command, capture_output=True, check=False).returncode == 0:
                     return flags
         print("paropt-hpc: no OpenMP; the kernels will use one thread", file=sys.stderr)

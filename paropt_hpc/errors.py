@@ -9,6 +9,8 @@ __all__ = [
     "MPINotFoundError",
     "MessageError",
     "ParoptError",
+    "is_on_every_rank",
+    "on_every_rank",
 ]
 
 
@@ -42,3 +44,14 @@ class MPIMismatchError(ParoptError, ImportError):
 
 class CollectiveTimeout(ParoptError, TimeoutError):
     """A rank did not arrive at a collective before the deadline."""
+
+
+def on_every_rank(error: Exception) -> Exception:
+    """Mark an error that every rank raises, so that none has to be ended because of it."""
+    error.on_every_rank = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_on_every_rank(error: BaseException) -> bool:
+    """Say whether an error was marked as raised by every rank."""
+    return getattr(error, "on_every_rank", False)
