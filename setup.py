@@ -8,6 +8,7 @@ Environment
 PAROPT_BUILD_MPICXX, MPICXX : MPI compiler wrapper for ``_mpi`` (else ``mpicxx`` on PATH)
 PAROPT_BUILD_MPI, PAROPT_BUILD_CUDA : ``auto`` (default), ``0`` leave out, ``1`` must build
 PAROPT_CUDA_ARCH : value of nvcc's ``-arch`` (default ``all-major``)
+PAROPT_BUILD_ONLY : the one module to build, e.g. ``_mpi`` (default: all)
 PAROPT_BUILD_BASE : folder of the object files (default ``build``)
 PAROPT_BUILD_FLAGS : extra compiler and linker flags, e.g. ``-fsanitize=address``
 """
@@ -141,7 +142,13 @@ class BuildExt(build_ext):
             source = Path(folder) / "probe.cpp"
             source.write_text(program)
             for flags in (["-fopenmp"], ["-Xpreprocessor", "-fopenmp", "-lomp"]):
-                command = [*self.compiler.compiler_cxx, str(source), "-o", f"{folder}/probe", *flags]
+                command = [
+                    *self.compiler.compiler_cxx,
+                    str(source),
+                    "-o",
+                    f"{folder}/probe",
+                    *flags,
+                ]
                 if subprocess.run(command, capture_output=True, check=False).returncode == 0:
                     return flags
         print("paropt-hpc: no OpenMP; the kernels will use one thread", file=sys.stderr)
@@ -157,9 +164,12 @@ def needs_recompile(target: str, source: str) -> bool:
 
 
 ParallelCompile("PAROPT_BUILD_JOBS", default=0, needs_recompile=needs_recompile).install()
+ONLY = os.environ.get("PAROPT_BUILD_ONLY")
 setup(
     ext_modules=[
-        ext for ext in (native_extension(), mpi_extension(), cuda_extension()) if ext is not None
+        ext
+        for ext in (native_extension(), mpi_extension(), cuda_extension())
+        if ext is not None and ONLY in (None, "", ext.name.rpartition(".")[2])
     ],
     cmdclass={"build_ext": BuildExt},
     options={"build": {"build_base": os.environ.get("PAROPT_BUILD_BASE", "build")}},
