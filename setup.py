@@ -47,7 +47,9 @@ def mpi_extension() -> Pybind11Extension | None:
     linking = [f for f in flags if f.startswith(("-L", "-l", "-Wl,"))]
     ext = extension("_mpi", ["csrc/bindings/mpi.cpp", "csrc/ring_allreduce.cpp"])
     ext.define_macros += [("OMPI_SKIP_MPICXX", "1"), ("MPICH_SKIP_MPICXX", "1")]
-    ext.extra_compile_args += [f for f in flags if f not in linking]
+    # Before setuptools' own: a virtual environment's include folder may hold another mpi.h.
+    ext.include_dirs += [f[2:] for f in flags if f.startswith("-I")]
+    ext.extra_compile_args += [f for f in flags if f not in linking and not f.startswith("-I")]
     ext.extra_link_args += linking
     ext.optional = os.environ.get("PAROPT_BUILD_MPI") != "1"
     return ext
