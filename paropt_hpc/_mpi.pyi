@@ -1,0 +1,17 @@
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Float = TypeVar("_Float", np.float32, np.float64)
+
+def built_with() -> str: ...
+def mpi_initialized() -> bool: ...
+def ring_allreduce(
+    comm_handle: int,
+    buffer: NDArray[_Float],
+    op: str,
+    segment_bytes: int,
+    max_count: int,
+    workspace: NDArray[_Float],
+) -> int: ...

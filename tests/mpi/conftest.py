@@ -1,0 +1,29 @@
+"""What every MPI test needs; all ranks run the same tests in the same order."""
+
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+from mpi4py import MPI
+
+# Every rank must draw the same examples: no random seed, no database of past failures.
+hypothesis.settings.register_profile(
+    "ranks", derandomize=True, database=None, deadline=None, max_examples=25
+)
+hypothesis.settings.load_profile("ranks")
+
+
+@pytest.fixture
+def world() -> MPI.Intracomm:
+    return MPI.COMM_WORLD
+
+
+@pytest.fixture
+def everywhere(world: MPI.Intracomm) -> Callable[[list[str]], None]:
+    """Fail on all ranks if one has found faults: one that stops alone leaves the others waiting."""
+
+    def check(faults: list[str]) -> None:
+        found = {rank: texts for rank, texts in enumerate(world.allgather(faults)) if texts}
+        assert not found
+
+    return check
