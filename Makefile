@@ -37,6 +37,7 @@ export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 MPIEXEC := $(MPIEXEC_PATH)
+export PAROPT_MPIEXEC = $(MPIEXEC)
 
 SOURCES := setup.py pyproject.toml README.md LICENSE \
            $(shell find csrc paropt_hpc -name '*.?pp' -o -name '*.cu' -o -name '*.cuh' \

@@ -14,6 +14,7 @@ PAROPT_BUILD_FLAGS : extra compiler and linker flags, e.g. ``-fsanitize=address`
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -60,10 +61,13 @@ def cuda_extension() -> Pybind11Extension | None:
     nvcc = find_nvcc()
     if not wanted("CUDA", nvcc, "no nvcc found; set CUDA_HOME or install the CUDA toolkit"):
         return None
-    home = Path(nvcc).resolve().parent.parent
+    # What nvcc itself would use; its own place says little, since it may be a wrapper.
+    command = [nvcc, "--dryrun", "csrc/device.cu"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    paths = dict(re.findall(r"^#\$ (INCLUDES|LIBRARIES)=(.*)$", shown, flags=re.MULTILINE))
     ext = extension("_cuda", ["csrc/bindings/cuda.cpp", "csrc/device.cu"])
-    ext.include_dirs.append(str(home / "include"))
-    ext.library_dirs += [str(home / sub) for sub in ("lib64", "lib", "targets/x86_64-linux/lib")]
+    ext.include_dirs += [flag[2:] for flag in shlex.split(paths["INCLUDES"])]
+    ext.library_dirs += [flag[2:] for flag in shlex.split(paths["LIBRARIES"])]
     ext.libraries += ["cudart_static", "dl", "rt", "pthread"]
     ext.optional = os.environ.get("PAROPT_BUILD_CUDA") != "1"
     return ext

@@ -30,6 +30,7 @@ from paropt_hpc.comm.ring_allreduce import (
     workspace_length,
 )
 from paropt_hpc.comm.traffic import Traffic
+from paropt_hpc.errors import on_every_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -199,6 +200,11 @@ class Communicator:
         self._finish("gather_scalars", start, *2 * (8 * (self.size - 1),))
         return values
 
+    def gather_texts(self, text: str) -> list[str]:
+        """Give every rank one text of every rank, in the order of the ranks."""
+        messages = self.allgather_bytes(np.frombuffer(text.encode(), np.uint8))
+        return [message.tobytes().decode() for message in messages]
+
     def broadcast(self, buffer: NDArray[Any], root: int = 0) -> None:
         """Overwrite a buffer on every rank with that of `root`, in place.
 
@@ -357,13 +363,13 @@ class Communicator:
 
     def _raise_together(self, error: Exception | None, codes: NDArray[Any]) -> NoReturn:
         if error is not None and (codes == codes[0]).all():
-            raise error
+            raise on_every_rank(error)
         lowest = int(np.flatnonzero(codes)[0])
         described = None
         if error is not None and self.rank == lowest:
             described = agreement.describe(error, lowest)
         kind, text = self._mpi.bcast(described, root=lowest)
-        raise agreement.rebuild(kind, text) from error
+        raise on_every_rank(agreement.rebuild(kind, text)) from error
 
     def _complain(self, message: str) -> None:
         prefix = f"rank {self.rank}: " if self.size > 1 else ""

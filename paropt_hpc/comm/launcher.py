@@ -6,13 +6,14 @@ leaves behind tells them that they are not alone.
 """
 
 import os
+import sys
 from collections.abc import Mapping
 
 from paropt_hpc.comm import native
 from paropt_hpc.comm.communicator import Communicator, SerialCommunicator
 from paropt_hpc.errors import MPIMismatchError, MPINotFoundError
 
-__all__ = ["launched_size", "world"]
+__all__ = ["abort", "launched_rank", "launched_size", "world"]
 
 # What launchers tell the processes they start: how many there are. The nearest one first: an
 # mpiexec inside a Slurm job leaves Slurm's own variables in place.
@@ -26,6 +27,8 @@ _SIZES = (
 # Which one it is: from rank 1 on that proves several. Not SLURM_NTASKS: a batch script, which
 # runs alone, has it too, and is process 0.
 _RANKS = ("PMIX_RANK", "SLURM_PROCID")
+# Which one it is among those of the launcher itself, the nearest one first.
+_OWN_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK", *_RANKS)
 
 
 def world() -> Communicator:
@@ -90,3 +93,19 @@ def launched_size(environ: Mapping[str, str]) -> tuple[int, str]:
         if environ.get(variable, "").isdecimal():
             return int(environ[variable]) + 1, variable
     return 1, ""
+
+
+def launched_rank(environ: Mapping[str, str]) -> int:
+    """Tell which of the launcher's processes this is; 0 if there is no sign of a launcher.
+
+    Local; does not need MPI. For what must happen once before MPI has started.
+    """
+    ranks = (environ.get(variable, "") for variable in _OWN_RANKS)
+    return next((int(rank) for rank in ranks if rank.isdecimal()), 0)
+
+
+def abort(status: int) -> None:
+    """End all ranks at once, if MPI is running; local."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.COMM_WORLD.Abort(status)
