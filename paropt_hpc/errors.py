@@ -39,7 +39,7 @@ class MPINotFoundError(ParoptError, ImportError):
 
 
 class MPIMismatchError(ParoptError, ImportError):
-    """The native collectives were built against another MPI than mpi4py has loaded."""
+    """Two MPI libraries meet: the one built against, or launched by, and the one loaded."""
 
 
 class CollectiveTimeout(ParoptError, TimeoutError):

@@ -33,7 +33,7 @@ __all__ = ["DEFAULT_SEGMENT_BYTES", "MAX_COUNT", "OPS", "ring_allreduce", "ring_
 
 OPS = ("sum", "mean", "min", "max")
 
-DEFAULT_SEGMENT_BYTES = 256 * 1024
+DEFAULT_SEGMENT_BYTES = 1024 * 1024
 
 MAX_COUNT = 2**31 - 1
 """The largest count given to one MPI call; MPI's own counts are C ints."""

@@ -73,7 +73,12 @@ def test_sizes_at_edges(world, everywhere, dtype, op, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_default_segments(world, everywhere, backend):
-    everywhere(faults_of(world, 400_003, np.float32, "mean", backend))
+    everywhere(faults_of(world, 1_200_003, np.float32, "mean", backend))
+
+
+def test_many_segments(world, everywhere):
+    # Long enough for the ranks to be interrupted and to run ahead of each other.
+    everywhere(faults_of(world, 200_000, np.float32, "sum", "native", segment_bytes=64))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -242,7 +247,7 @@ def test_other_threads_run_while_it_waits(world, everywhere):
         everywhere([] if late else ["nothing sent"])
         return
     ticker.start()
+    start = time.monotonic()
     ring_allreduce(world, np.zeros(10), backend="native")
-    finished = time.monotonic()
     ticker.join()
-    everywhere([] if ticked[0] < finished else ["the GIL was held while waiting for rank 0"])
+    everywhere([] if ticked[0] < start + 0.3 else ["the GIL was held while waiting for rank 0"])
