@@ -19,8 +19,7 @@ void fill(const py::object& array, float value, std::uintptr_t stream) {
   const py::dict interface = array.attr("__cuda_array_interface__");
   const std::string type = py::cast<std::string>(interface["typestr"]);
   if (type != "<f4") throw py::type_error("array must be float32 ('<f4'), got '" + type + "'");
-  const auto [pointer, read_only] =
-      py::cast<std::pair<std::uintptr_t, bool>>(interface["data"]);
+  const auto [pointer, read_only] = py::cast<std::pair<std::uintptr_t, bool>>(interface["data"]);
   if (read_only) throw py::value_error("array must be writable");
   if (interface.contains("strides") && !interface["strides"].is_none()) {
     throw py::value_error("array must be contiguous, got strides; pass a contiguous copy");
