@@ -27,7 +27,7 @@ ifeq ($(MPI),system)
   MPICXX       := mpicxx
   MPI_PACKAGES := --no-binary=mpi4py mpi4py
 else
-  MPIEXEC_PATH := $(BIN)/mpiexec
+  MPIEXEC_PATH := $(CURDIR)/$(BIN)/mpiexec
   MPICXX       := $(CURDIR)/$(BIN)/mpicxx
   MPI_PACKAGES := $(MPI) mpi4py
 endif
