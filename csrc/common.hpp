@@ -44,7 +44,7 @@ void set_openmp_threads(int threads);  // for kernels called from this thread
 int thread_number();
 
 #if PAROPT_X86
-#define PAROPT_DISPATCH(...)                                       \
+#define PAROPT_DISPATCH(...)                                      \
   (::paropt::isa() == ::paropt::Isa::avx512 ? avx512::__VA_ARGS__ \
    : ::paropt::isa() == ::paropt::Isa::avx2 ? avx2::__VA_ARGS__   \
                                             : baseline::__VA_ARGS__)

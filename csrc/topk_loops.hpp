@@ -97,7 +97,8 @@ PAROPT_TARGET inline std::size_t take(std::uint64_t hits, const float* x, std::u
   std::size_t taken = 0;
   for (int j = 0; j < 64; j += 16) {
     const auto mask = static_cast<__mmask16>(hits >> j);
-    const __m512i position = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first) + j), lanes);
+    const __m512i position =
+        _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first) + j), lanes);
     const __m512i value = _mm512_loadu_si512(x + j);
     _mm512_storeu_si512(positions + taken, _mm512_mask_compress_epi32(position, mask, position));
     _mm512_storeu_si512(values + taken, _mm512_mask_compress_epi32(value, mask, value));
@@ -130,9 +131,10 @@ PAROPT_TARGET std::size_t collect(const T* gradient, T* residual, bool accumulat
     const std::uint64_t hits = width == 64 ? at_least64(x, bound) : at_least(x, width, bound);
     if (hits == 0) continue;
     // A partial group has fewer than 64 readable entries, which the overload for many hits reads.
-    found += width == 64 ? take(hits, x, static_cast<I>(first + i), positions + found, values + found)
-                         : take<T, I>(hits, x, static_cast<I>(first + i), positions + found,
-                                      values + found);
+    found +=
+        width == 64
+            ? take(hits, x, static_cast<I>(first + i), positions + found, values + found)
+            : take<T, I>(hits, x, static_cast<I>(first + i), positions + found, values + found);
     if (residual != nullptr) clear(hits, residual + i);
   }
   return found;
@@ -148,8 +150,8 @@ PAROPT_TARGET std::size_t count_nonfinite(const T* x, std::size_t n) {
 // Move the candidates that win to `to_positions` and `to_values` (which may be the lists
 // themselves), put the others back into the residual, and return the number of winners.
 template <class T, class I>
-PAROPT_TARGET std::size_t keep(const I* positions, const T* values, std::size_t count,
-                               Cut<T>& cut, T* residual, I* to_positions, T* to_values) {
+PAROPT_TARGET std::size_t keep(const I* positions, const T* values, std::size_t count, Cut<T>& cut,
+                               T* residual, I* to_positions, T* to_values) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const KeyOf<T> key = key_of(values[i]);
