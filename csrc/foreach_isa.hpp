@@ -4,8 +4,9 @@
 //
 // In that file every function starts with PAROPT_TARGET (a function without it would be compiled
 // for the baseline), PAROPT_LEVEL is 0, 1 or 2, and nothing is included: what it needs stands above
-// the include of this file. Such functions never open an OpenMP region, whose body the compiler
-// moves into a function of its own without the target; the callers do.
+// the include of this file. Helpers are PAROPT_TARGET PAROPT_ALWAYS_INLINE, since a call between
+// vector code costs more than most of them do. Such functions never open an OpenMP region, whose
+// body the compiler moves into a function of its own without the target; the callers do.
 
 #define PAROPT_LEVEL 0
 #define PAROPT_TARGET

@@ -173,7 +173,7 @@ template <class T, class I>
 bool Search<T, I>::sweep(Key bound) {
   std::atomic<bool> full{false};
   std::size_t nonfinite = 0;
-  const int threads = static_cast<int>(scratch_.size());
+  [[maybe_unused]] const int threads = static_cast<int>(scratch_.size());
 #pragma omp parallel for schedule(dynamic, 2) num_threads(threads) if (threads > 1) \
     reduction(+ : nonfinite)
   for (std::size_t block = 0; block < runs_.size(); ++block) {
