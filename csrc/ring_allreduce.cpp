@@ -4,11 +4,13 @@
 #include <algorithm>
 
 #include "mpi_common.hpp"
+#include "transfer.hpp"
 
 namespace paropt {
 namespace {
 
 constexpr int kTag = 7301;
+constexpr const char* kWhat = "ring all-reduce";
 
 // Where a segment lies in the buffer.
 struct Piece {
@@ -50,61 +52,6 @@ struct Ring {
   }
 };
 
-// One message on its way. Never outlives its buffer: an exception ends it before the caller can
-// free the memory.
-class Transfer {
- public:
-  Transfer() = default;
-  Transfer(const Transfer&) = delete;
-  Transfer& operator=(const Transfer&) = delete;
-  ~Transfer() {
-    if (request_ == MPI_REQUEST_NULL) return;
-    if (receives_) {
-      MPI_Cancel(&request_);
-      MPI_Wait(&request_, MPI_STATUS_IGNORE);
-    } else {
-      MPI_Request_free(&request_);
-    }
-  }
-
-  template <class T>
-  void send(const Ring& ring, const T* data, std::size_t count) {
-    receives_ = false;
-    if (count == 0) return;  // the other side does not expect it either
-    MPI_CHECK(MPI_Isend(data, static_cast<int>(count), datatype(data), ring.right(), kTag,
-                        ring.comm, &request_));
-  }
-
-  template <class T>
-  void receive(const Ring& ring, T* data, std::size_t count) {
-    receives_ = true;
-    expected_ = static_cast<int>(count);
-    type_ = datatype(data);
-    if (count == 0) return;
-    MPI_CHECK(MPI_Irecv(data, expected_, type_, ring.left(), kTag, ring.comm, &request_));
-  }
-
-  void wait() {
-    if (request_ == MPI_REQUEST_NULL) return;
-    MPI_Status status;
-    MPI_CHECK(MPI_Wait(&request_, &status));
-    if (!receives_) return;
-    int count = 0;
-    MPI_CHECK(MPI_Get_count(&status, type_, &count));
-    if (count == expected_) return;
-    throw std::runtime_error("ring all-reduce: a segment of " + std::to_string(count) +
-                             " elements arrived where " + std::to_string(expected_) +
-                             " were expected; all ranks must pass the same size, dtype, "
-                             "segment_bytes and max_count");
-  }
-
- private:
-  MPI_Request request_ = MPI_REQUEST_NULL;
-  MPI_Datatype type_ = MPI_DATATYPE_NULL;
-  int expected_ = 0;
-  bool receives_ = false;
-};
-
 // Walk one phase: send the chunks from `lag` places behind, receive those one place further, at
 // place(item, piece), and hand each to arrived(item, piece). Returns the elements sent.
 // A send of item t only reads what arrived with item t - segments, and no piece is received into
@@ -118,20 +65,20 @@ std::size_t walk(const Ring& ring, std::size_t lag, const T* data, Place place, 
   const auto expect = [&](std::size_t item) {
     if (item == items) return;
     const Piece piece = ring.piece(item, lag + 1);
-    receives[item % 2].receive(ring, place(item, piece), piece.count);
+    receives[item % 2].receive(ring.comm, ring.left(), kTag, place(item, piece), piece.count);
   };
   expect(0);
   for (std::size_t item = 0; item < items; ++item) {
     expect(item + 1);
     const Piece outgoing = ring.piece(item, lag);
-    sends[item % 2].wait();
-    sends[item % 2].send(ring, data + outgoing.begin, outgoing.count);
+    sends[item % 2].wait(kWhat);
+    sends[item % 2].send(ring.comm, ring.right(), kTag, data + outgoing.begin, outgoing.count);
     sent += outgoing.count;
-    receives[item % 2].wait();
+    receives[item % 2].wait(kWhat);
     arrived(item, ring.piece(item, lag + 1));
   }
-  sends[0].wait();
-  sends[1].wait();
+  sends[0].wait(kWhat);
+  sends[1].wait(kWhat);
   return sent;
 }
 

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -13,5 +14,16 @@ def ring_allreduce(
     op: str,
     segment_bytes: int,
     max_count: int,
+    workspace: NDArray[_Float],
+) -> int: ...
+def neighbor_exchange(
+    comm_handle: int,
+    in_: NDArray[_Float],
+    out: NDArray[_Float],
+    targets: Sequence[int],
+    sources: Sequence[int],
+    own_weight: float,
+    weights: Sequence[float],
+    segment: int,
     workspace: NDArray[_Float],
 ) -> int: ...

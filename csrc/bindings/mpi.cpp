@@ -2,12 +2,15 @@
 #include <mpi.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <climits>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 
+#include "neighbor_exchange.hpp"
 #include "ring_allreduce.hpp"
 
 namespace py = pybind11;
@@ -91,6 +94,43 @@ std::size_t ring_allreduce(const py::int_& comm_handle, Array<T> buffer, const s
   return paropt::ring_allreduce(comm, data, n, operation_, segment, scratch);
 }
 
+template <class T>
+std::size_t neighbor_exchange(const py::int_& comm_handle, const Array<T>& in, Array<T> out,
+                              const std::vector<int>& targets, const std::vector<int>& sources,
+                              double own_weight, const std::vector<double>& weights,
+                              std::size_t segment, Array<T> workspace) {
+  const MPI_Comm comm = communicator(comm_handle);
+  if (out.size() != in.size()) throw py::value_error("out must have as many elements as in");
+  if (!out.writeable()) throw py::value_error("out must be writable");
+  if (!workspace.writeable()) throw py::value_error("workspace must be writable");
+  if (weights.size() != sources.size()) throw py::value_error("each source must have a weight");
+  if (segment < 1 || segment > INT_MAX) {
+    throw py::value_error("segment must be in [1, " + std::to_string(INT_MAX) + "], got " +
+                          std::to_string(segment));
+  }
+  const std::size_t n = static_cast<std::size_t>(in.size());
+  const std::size_t needed = paropt::neighbor_exchange_workspace(n, sources.size(), segment);
+  if (static_cast<std::size_t>(workspace.size()) < needed) {
+    throw py::value_error("workspace must have at least " + std::to_string(needed) +
+                          " elements, got " + std::to_string(workspace.size()));
+  }
+  const T* const from = in.data();
+  T* const to = out.mutable_data();
+  T* const scratch = workspace.mutable_data();
+  py::gil_scoped_release release;
+  return paropt::neighbor_exchange(comm, from, to, n, {targets, sources, weights, own_weight},
+                                   segment, scratch);
+}
+
+template <class T>
+void define_neighbor_exchange(py::module_& m) {
+  m.def("neighbor_exchange", &neighbor_exchange<T>, py::arg("comm_handle"),
+        py::arg("in_").noconvert(), py::arg("out").noconvert(), py::arg("targets"),
+        py::arg("sources"), py::arg("own_weight"), py::arg("weights"), py::arg("segment"),
+        py::arg("workspace").noconvert(),
+        "Mix a float32 or float64 buffer with those of the sources; return the bytes sent.");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_mpi, m, py::mod_gil_not_used()) {
@@ -106,4 +146,6 @@ PYBIND11_MODULE(_mpi, m, py::mod_gil_not_used()) {
   m.def("ring_allreduce", &ring_allreduce<double>, py::arg("comm_handle"),
         py::arg("buffer").noconvert(), py::arg("op"), py::arg("segment_bytes"),
         py::arg("max_count"), py::arg("workspace").noconvert(), doc);
+  define_neighbor_exchange<float>(m);
+  define_neighbor_exchange<double>(m);
 }

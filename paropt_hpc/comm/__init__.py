@@ -5,14 +5,24 @@ Importing this package does not start MPI: what needs it imports ``mpi4py.MPI`` 
 
 from paropt_hpc.comm.communicator import Communicator, SerialCommunicator
 from paropt_hpc.comm.launcher import world
+from paropt_hpc.comm.neighbor_exchange import (
+    NeighborMessage,
+    neighbor_exchange,
+    neighbor_exchange_bytes,
+)
 from paropt_hpc.comm.ring_allreduce import ring_allreduce
+from paropt_hpc.comm.topology import Topology
 from paropt_hpc.comm.traffic import OperationTraffic, Traffic
 
 __all__ = [
     "Communicator",
+    "NeighborMessage",
     "OperationTraffic",
     "SerialCommunicator",
+    "Topology",
     "Traffic",
+    "neighbor_exchange",
+    "neighbor_exchange_bytes",
     "ring_allreduce",
     "world",
 ]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Communicator", "SerialCommunicator"]
 
 _ALGORITHMS = ("ring", "mpi")
+
+_Kept = TypeVar("_Kept")
 
 
 class Communicator:
@@ -115,6 +117,7 @@ class Communicator:
         self._freed = False
         self._workspace = np.empty(0, dtype=np.uint8)
         self._received = np.empty(0, dtype=np.uint8)
+        self._kept: dict[type[Any], Any] = {}
 
     def allreduce(self, buffer: NDArray[Any], op: str = "mean", algorithm: str = "ring") -> None:
         """Reduce a buffer over all ranks, in place.
@@ -316,6 +319,13 @@ class Communicator:
 
     def _finish(self, operation: str, start: float, sent: int, received: int) -> None:
         self.traffic.record(operation, sent, received, time.perf_counter() - start)
+
+    def _keep(self, kind: type[_Kept]) -> _Kept:
+        """Return what a collective outside this class keeps here from call to call."""
+        kept = self._kept.get(kind)
+        if kept is None:
+            kept = self._kept[kind] = kind()
+        return kept
 
     def _ring(self, flat: NDArray[Any], op: str) -> None:
         segment = segment_length(flat.itemsize, self._segment_bytes, self._max_count)

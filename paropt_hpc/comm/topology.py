@@ -143,6 +143,10 @@ class Topology:
     def __repr__(self) -> str:
         return f"<Topology {self.name} of {self.size} ranks, period {self.period}>"
 
+    def max_degree(self, step: int = 0) -> int:
+        """Return the largest number of sources that a rank has at a step."""
+        return max(len(sources) for sources in self._sources[step % self.period])
+
     def _is_undirected(self, at: int) -> bool:
         return self._sources[at] == self._targets[at]
 
