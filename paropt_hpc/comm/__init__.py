@@ -4,6 +4,7 @@ Importing this package does not start MPI: what needs it imports ``mpi4py.MPI`` 
 """
 
 from paropt_hpc.comm.communicator import Communicator, SerialCommunicator
+from paropt_hpc.comm.grid import GridShape, ProcessGrid, grid_shape
 from paropt_hpc.comm.launcher import world
 from paropt_hpc.comm.neighbor_exchange import (
     NeighborMessage,
@@ -16,11 +17,14 @@ from paropt_hpc.comm.traffic import OperationTraffic, Traffic
 
 __all__ = [
     "Communicator",
+    "GridShape",
     "NeighborMessage",
     "OperationTraffic",
+    "ProcessGrid",
     "SerialCommunicator",
     "Topology",
     "Traffic",
+    "grid_shape",
     "neighbor_exchange",
     "neighbor_exchange_bytes",
     "ring_allreduce",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,6 +266,28 @@ class Communicator:
         if codes.any():
             self._raise_together(error, codes)
 
+    def split(self, color: int, key: int | None = None) -> Communicator:
+        """Return a new communicator of the ranks that pass the same `color`, with our settings.
+
+        Parameters
+        ----------
+        color : int
+            At least 0.
+        key : int, optional
+            Orders the ranks of a color; default: as they stand here.
+        """
+        self._start()
+        if color < 0:
+            raise ValueError(f"color must be at least 0, got {color}")
+        if self._comm is None:
+            return SerialCommunicator()
+        key = self.rank if key is None else key
+        part = cast("MPI.Intracomm", self._comm.Split(color, key))
+        try:
+            return self._like(part)
+        finally:
+            part.Free()
+
     def abort(self, message: str, status: int = 1) -> NoReturn:
         """End all ranks at once with a message from this one. Local: the others need not call.
 
@@ -311,6 +333,16 @@ class Communicator:
     def _mpi(self) -> MPI.Intracomm:
         assert self._comm is not None
         return self._comm
+
+    def _like(self, mpi_comm: MPI.Intracomm) -> Communicator:
+        """Make one of other ranks with the same settings."""
+        backend = "reference" if self._native is None and self.size > 1 else None
+        return Communicator(
+            mpi_comm,
+            backend=backend,
+            segment_bytes=self._segment_bytes,
+            max_count=self._max_count,
+        )
 
     def _start(self) -> float:
         if self._freed:
