@@ -12,6 +12,7 @@ from paropt_hpc.comm.neighbor_exchange import (
     neighbor_exchange_bytes,
 )
 from paropt_hpc.comm.ring_allreduce import ring_allreduce
+from paropt_hpc.comm.sparse_allreduce import SparseResult, sparse_allreduce
 from paropt_hpc.comm.topology import Topology
 from paropt_hpc.comm.traffic import OperationTraffic, Traffic
 
@@ -22,11 +23,13 @@ __all__ = [
     "OperationTraffic",
     "ProcessGrid",
     "SerialCommunicator",
+    "SparseResult",
     "Topology",
     "Traffic",
     "grid_shape",
     "neighbor_exchange",
     "neighbor_exchange_bytes",
     "ring_allreduce",
+    "sparse_allreduce",
     "world",
 ]

@@ -178,16 +178,10 @@ class Communicator:
         if self.size == 1:
             self._finish("allgather_bytes", start, 0, 0)
             return [own]
-        lengths = self._allgather_word(own.size, np.int64)
-        ends = np.cumsum(lengths)
-        total = int(ends[-1])
-        self._received = grown(self._received, total)
-        views = [self._received[end - n : end] for end, n in zip(ends, lengths, strict=True)]
-        self._allgather_views(own, views, total)
+        views = self._gather_messages(own, self._allgather_word(own.size, np.int64))
         others = self.size - 1
-        self._finish(
-            "allgather_bytes", start, others * (8 + own.size), 8 * others + total - own.size
-        )
+        received = sum(view.size for view in views) - own.size
+        self._finish("allgather_bytes", start, others * (8 + own.size), 8 * others + received)
         return views
 
     def gather_scalars(self, value: float) -> NDArray[np.float64]:
@@ -383,6 +377,17 @@ class Communicator:
         words = np.empty(self.size, dtype=dtype)
         self._mpi.Allgather(own, words)
         return words
+
+    def _gather_messages(
+        self, own: NDArray[np.uint8], lengths: NDArray[np.int64]
+    ) -> list[NDArray[np.uint8]]:
+        """Gather the messages of all ranks, whose lengths every rank knows already."""
+        ends = np.cumsum(lengths)
+        total = int(ends[-1])
+        self._received = grown(self._received, total)
+        views = [self._received[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+        self._allgather_views(own, views, total)
+        return views
 
     def _allgather_views(
         self, own: NDArray[np.uint8], views: list[NDArray[np.uint8]], total: int
