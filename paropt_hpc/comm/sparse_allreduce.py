@@ -112,10 +112,10 @@ class _Call:
     sent: int = 0
     received: int = 0
 
-    def swapped(self, words: int) -> None:
-        """Count an all-gather of so many 8-byte words."""
-        self.sent += 8 * words * (self.comm.size - 1)
-        self.received += 8 * words * (self.comm.size - 1)
+    def swapped(self, nbytes: int) -> None:
+        """Count what every rank has sent to every other one."""
+        self.sent += nbytes * (self.comm.size - 1)
+        self.received += nbytes * (self.comm.size - 1)
 
 
 def sparse_allreduce(
@@ -192,7 +192,7 @@ def sparse_allreduce(
         counts=records[:, 0],
         nbytes=records[:, 1],
     )
-    call.swapped(records.shape[1])
+    call.swapped(records[0].nbytes)
     result = _run(call, scheme)
     comm._finish("sparse_allreduce", start, call.sent, call.received)
     return result
@@ -322,12 +322,12 @@ def _decode_own(call: _Call) -> _Entries:
 
 def _cut_ranges(call: _Call, indices: NDArray[Any]) -> NDArray[np.int64]:
     count = sparse_ranges.sample_count(call.counts)
-    own = np.zeros(count, dtype=np.uint64)
+    own = np.zeros(count, dtype=indices.dtype)
     if indices.size:
         own[:] = indices[sparse_ranges.sample_positions(indices.size, count)]
-    samples = np.empty((call.comm.size, count), dtype=np.uint64)
+    samples = np.empty((call.comm.size, count), dtype=indices.dtype)
     call.comm._mpi.Allgather(own, samples)
-    call.swapped(count)
+    call.swapped(own.nbytes)
     return sparse_ranges.range_bounds(call.head.n, samples, call.counts)
 
 
@@ -373,7 +373,7 @@ def _exchange(call: _Call, parts: list[NDArray[np.uint8]]) -> list[NDArray[np.ui
         requests += [comm._mpi.Irecv(p, source, _TAG) for p in _pieces(comm, arrived[source])]
         requests += [comm._mpi.Isend(p, target, _TAG) for p in _pieces(comm, parts[target])]
     _wait_all(requests)
-    call.swapped(1)
+    call.swapped(8)
     call.sent += int(sizes.sum() - sizes[rank])
     call.received += int(lengths.sum() - lengths[rank])
     return arrived
@@ -449,7 +449,7 @@ def _gather_sums(
     records = np.empty((comm.size, 3), dtype=np.int64)
     length = own.size if failure is None else _FAILED
     comm._mpi.Allgather(np.array([length, *counts], dtype=np.int64), records)
-    call.swapped(3)
+    call.swapped(records[0].nbytes)
     _raise_failures(records[:, 0], failure)
     views = comm._gather_messages(own, records[:, 0])
     call.sent += (comm.size - 1) * own.size

@@ -8,6 +8,7 @@ Distrib. Comput. 14(4), 1992).
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ __all__ = ["choose_scheme", "expected_union", "range_bounds", "sample_count", "s
 
 _SAMPLES_PER_RANK = 24
 _MAX_SAMPLES = 1024
+_ENTRIES_PER_SAMPLE = 16  # samples of a short message must not outweigh it
 
 _SPLIT_GAIN = 0.8
 """Splitting takes two rounds of messages more, and must save this much to be worth it."""
@@ -67,7 +69,9 @@ def sample_count(counts: NDArray[np.int64]) -> int:
     With s samples of each of P ranks a range holds at most 1 + 2P/s times its share (Shi and
     Schaeffer); the excess seen is about 1/P of that.
     """
-    return min(_SAMPLES_PER_RANK * len(counts), _MAX_SAMPLES, int(counts.max()))
+    longest = int(counts.max())
+    fair = max(min(1, longest), longest // _ENTRIES_PER_SAMPLE)
+    return min(_SAMPLES_PER_RANK * len(counts), _MAX_SAMPLES, fair)
 
 
 def sample_positions(count: int, samples: int) -> NDArray[np.int64]:
@@ -75,9 +79,7 @@ def sample_positions(count: int, samples: int) -> NDArray[np.int64]:
     return (2 * np.arange(samples) + 1) * count // (2 * samples)
 
 
-def range_bounds(
-    n: int, samples: NDArray[np.uint64], counts: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def range_bounds(n: int, samples: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Cut [0, n) where the entries of all ranks together reach 1/P, 2/P ... of their number.
 
     Parameters

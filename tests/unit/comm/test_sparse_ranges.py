@@ -104,3 +104,11 @@ def test_union_of_independent_choices():
     assert expected_union(1000, np.array([100, 100])) == pytest.approx(190)
     assert expected_union(1000, np.array([1000, 5])) == pytest.approx(1000)
     assert expected_union(0, np.array([0, 0])) == 0
+
+
+def test_samples_do_not_outweigh_a_short_message():
+    assert sample_count(np.array([0, 0])) == 0
+    assert sample_count(np.array([0, 1, 0])) == 1
+    assert sample_count(np.full(16, 1000)) == 62
+    assert sample_count(np.full(4, 10**6)) == 96
+    assert sample_count(np.full(1000, 10**6)) == 1024
