@@ -109,7 +109,8 @@ tools:
 	@test "$(MPI)" != system || command -v mpicxx >/dev/null || { \
 	  echo "MPI=system but no mpicxx on PATH: apt-get install libopenmpi-dev (or load your MPI module)"; exit 1; }
 
-$(VENV)/.created: | tools
+$(VENV)/.created:
+	@$(MAKE) --no-print-directory tools
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade 'pip>=24' 'setuptools>=77' wheel 'pybind11>=3.0'
