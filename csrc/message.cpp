@@ -1,0 +1,232 @@
+#include "message.hpp"
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+#include "common.hpp"
+
+namespace paropt {
+namespace {
+
+constexpr std::uint32_t kPolynomial = 0xedb88320;  // bit 31 is x^0, bit 0 is x^31
+
+// at[j][b]: the CRC register after byte b and j zero bytes.
+struct CrcTables {
+  std::uint32_t at[8][256];
+};
+
+constexpr CrcTables make_crc_tables() {
+  CrcTables tables{};
+  for (std::uint32_t byte = 0; byte < 256; ++byte) {
+    std::uint32_t crc = byte;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc & 1) != 0 ? crc >> 1 ^ kPolynomial : crc >> 1;
+    tables.at[0][byte] = crc;
+  }
+  for (int j = 1; j < 8; ++j) {
+    for (int byte = 0; byte < 256; ++byte) {
+      const std::uint32_t before = tables.at[j - 1][byte];
+      tables.at[j][byte] = tables.at[0][before & 255] ^ before >> 8;
+    }
+  }
+  return tables;
+}
+
+constexpr CrcTables kCrcTables = make_crc_tables();
+
+// x^n modulo the polynomial, as a factor for carry-less multiplication: in reflected order a
+// product of two 64-bit lanes comes out shifted by one bit, hence the 33 bits.
+constexpr std::uint64_t power_of_x(int n) {
+  std::uint32_t power = 0x80000000;
+  for (int i = 0; i < n; ++i) power = (power & 1) != 0 ? power >> 1 ^ kPolynomial : power >> 1;
+  return std::uint64_t{power} << 1;
+}
+
+// Factors that move the two halves of a lane `bytes` ahead; the low half holds the earlier bytes.
+struct FoldPowers {
+  std::uint64_t low, high;
+};
+
+constexpr FoldPowers fold_powers(int bytes) {
+  return {power_of_x(8 * bytes + 32), power_of_x(8 * bytes - 32)};
+}
+
+[[maybe_unused]] constexpr FoldPowers kFoldBy64 = fold_powers(64);
+[[maybe_unused]] constexpr FoldPowers kFoldBy16 = fold_powers(16);
+
+}  // namespace
+}  // namespace paropt
+
+#define PAROPT_LOOPS "message_loops.hpp"
+#include "foreach_isa.hpp"
+
+namespace paropt {
+namespace {
+
+constexpr std::uint8_t kMagic[4] = {'P', 'R', 'P', 'T'};
+constexpr std::size_t kChecksumAt = 32;
+
+std::string hex(std::uint32_t x) {
+  char text[9];
+  std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(x));
+  return text;
+}
+
+std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
+
+std::uint64_t value_bytes(ValueType type) { return type == ValueType::float32 ? 4 : 8; }
+
+const char* type_name(ValueType type) {
+  return type == ValueType::float32 ? "float32" : "float64";
+}
+
+// The CRC of the message with zeros in place of the checksum itself.
+std::uint32_t message_checksum(const std::uint8_t* data, std::size_t size) {
+  constexpr std::uint8_t kZero[4] = {};
+  std::uint32_t crc = crc32(data, kChecksumAt);
+  crc = crc32(kZero, 4, crc);
+  return crc32(data + kChecksumAt + 4, size - kChecksumAt - 4, crc);
+}
+
+void write_header(std::uint8_t* out, Codec codec, ValueType type, std::uint64_t n, std::uint64_t k,
+                  std::uint64_t index_bytes) {
+  std::memset(out, 0, kHeaderBytes);
+  std::memcpy(out, kMagic, 4);
+  out[4] = kMessageVersion;
+  out[5] = static_cast<std::uint8_t>(codec);
+  out[6] = static_cast<std::uint8_t>(type);
+  store(out + 8, n);
+  store(out + 16, k);
+  store(out + 24, index_bytes);
+}
+
+// The fields that do not depend on the others.
+void check_kind(const std::uint8_t* data, std::size_t size) {
+  if (size < kHeaderBytes) {
+    throw FormatError("message is truncated: the header takes " + std::to_string(kHeaderBytes) +
+                      " bytes, got " + std::to_string(size));
+  }
+  if (std::memcmp(data, kMagic, 4) != 0) {
+    throw FormatError("not a message: expected magic " + hex(load<std::uint32_t>(kMagic)) +
+                      ", got " + hex(load<std::uint32_t>(data)));
+  }
+  if (data[4] != kMessageVersion) {
+    throw FormatError("message version must be " + std::to_string(kMessageVersion) + ", got " +
+                      std::to_string(data[4]));
+  }
+  if (data[5] != 1 && data[5] != 2) {
+    throw FormatError("index codec must be 1 (rice) or 2 (bitmap), got " +
+                      std::to_string(data[5]));
+  }
+  if (data[6] != 1 && data[6] != 2) {
+    throw FormatError("value type must be 1 (float32) or 2 (float64), got " +
+                      std::to_string(data[6]));
+  }
+  if (data[7] != 0 || load<std::uint32_t>(data + kChecksumAt + 4) != 0) {
+    throw FormatError("reserved bytes of the header must be zero");
+  }
+}
+
+}  // namespace
+
+std::uint32_t crc32(const std::uint8_t* data, std::size_t size, std::uint32_t before) {
+  return ~PAROPT_DISPATCH(crc_update(data, size, ~before));
+}
+
+std::uint64_t max_message_bytes(std::uint64_t n, std::uint64_t k, Codec codec, ValueType type) {
+  return kHeaderBytes + padded(max_encoded_bytes(n, k, codec)) + k * value_bytes(type);
+}
+
+template <class T, class I>
+std::size_t encode_message(const I* indices, const T* values, std::size_t k, std::uint64_t n,
+                           Codec codec, std::uint8_t* out) {
+  std::uint8_t* payload = out + kHeaderBytes;
+  const std::size_t index_bytes = encode_indices(indices, k, n, codec, payload);
+  const std::size_t value_at = padded(index_bytes);
+  std::memset(payload + index_bytes, 0, value_at - index_bytes);
+  std::memcpy(payload + value_at, values, k * sizeof(T));
+  const std::size_t size = kHeaderBytes + value_at + k * sizeof(T);
+  write_header(out, codec, ValueTypeOf<T>::value, n, k, index_bytes);
+  store(out + kChecksumAt, message_checksum(out, size));
+  return size;
+}
+
+MessageHeader read_header(const std::uint8_t* data, std::size_t size) {
+  check_kind(data, size);
+  const MessageHeader header = {data[4],
+                                static_cast<Codec>(data[5]),
+                                static_cast<ValueType>(data[6]),
+                                load<std::uint64_t>(data + 8),
+                                load<std::uint64_t>(data + 16),
+                                load<std::uint64_t>(data + 24),
+                                load<std::uint32_t>(data + kChecksumAt)};
+  if (header.n > kMaxEntries || header.k > header.n) {
+    throw FormatError("header must have k <= n <= 2^40, got n = " + std::to_string(header.n) +
+                      " and k = " + std::to_string(header.k));
+  }
+  if (header.index_bytes > size) {
+    throw FormatError("message is truncated: its indices take " +
+                      std::to_string(header.index_bytes) + " bytes, the message has " +
+                      std::to_string(size));
+  }
+  const std::uint64_t expected =
+      kHeaderBytes + padded(header.index_bytes) + header.k * value_bytes(header.value_type);
+  if (size != expected) {
+    throw FormatError("message must take " + std::to_string(expected) +
+                      " bytes by its header, got " + std::to_string(size));
+  }
+  return header;
+}
+
+void verify_message(const std::uint8_t* data, std::size_t size, const MessageHeader& header) {
+  const std::uint32_t computed = message_checksum(data, size);
+  if (computed != header.checksum) {
+    throw FormatError("message was altered: its checksum is " + hex(computed) +
+                      ", the header says " + hex(header.checksum));
+  }
+  for (std::uint64_t i = header.index_bytes; i < padded(header.index_bytes); ++i) {
+    if (data[kHeaderBytes + i] != 0) {
+      throw FormatError("padding between indices and values must be zero");
+    }
+  }
+}
+
+template <class T, class I>
+void decode_message(const std::uint8_t* data, const MessageHeader& header, I* indices, T* values) {
+  const std::uint8_t* payload = data + kHeaderBytes;
+  decode_indices(payload, header.index_bytes, header.n, header.k, header.codec, indices);
+  std::memcpy(values, payload + padded(header.index_bytes), header.k * sizeof(T));
+}
+
+template <class T>
+void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t n, T scale,
+                        T* dense) {
+  const MessageHeader header = read_header(data, size);
+  if (header.value_type != ValueTypeOf<T>::value || header.n != n) {
+    throw FormatError("message must be for " + std::to_string(n) + " entries of " +
+                      type_name(ValueTypeOf<T>::value) + " as dense is, got " +
+                      std::to_string(header.n) + " of " + type_name(header.value_type));
+  }
+  verify_message(data, size, header);
+  const std::uint8_t* payload = data + kHeaderBytes;
+  validate_indices(payload, header.index_bytes, n, header.k, header.codec);
+  decode_scatter_add(payload, header.index_bytes, n, header.k, header.codec,
+                     payload + padded(header.index_bytes), scale, dense);
+}
+
+template std::size_t encode_message(const std::uint32_t*, const float*, std::size_t, std::uint64_t,
+                                    Codec, std::uint8_t*);
+template std::size_t encode_message(const std::uint64_t*, const float*, std::size_t, std::uint64_t,
+                                    Codec, std::uint8_t*);
+template std::size_t encode_message(const std::uint32_t*, const double*, std::size_t,
+                                    std::uint64_t, Codec, std::uint8_t*);
+template std::size_t encode_message(const std::uint64_t*, const double*, std::size_t,
+                                    std::uint64_t, Codec, std::uint8_t*);
+template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint32_t*, float*);
+template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint64_t*, float*);
+template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint32_t*, double*);
+template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint64_t*, double*);
+template void decode_add_message(const std::uint8_t*, std::size_t, std::size_t, float, float*);
+template void decode_add_message(const std::uint8_t*, std::size_t, std::size_t, double, double*);
+
+}  // namespace paropt

@@ -1,0 +1,66 @@
+// Messages: the encoded bytes of one sparse vector, that is header, indices, values.
+//
+// docs/wire-format.md fixes the bytes. Everything that reads a message treats it as hostile:
+// nothing outside [data, data + size) is read, and FormatError says what is wrong.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "index_codec.hpp"
+
+namespace paropt {
+
+enum class ValueType : std::uint8_t { float32 = 1, float64 = 2 };
+
+template <class T>
+struct ValueTypeOf;
+template <>
+struct ValueTypeOf<float> {
+  static constexpr ValueType value = ValueType::float32;
+};
+template <>
+struct ValueTypeOf<double> {
+  static constexpr ValueType value = ValueType::float64;
+};
+
+constexpr std::size_t kHeaderBytes = 40;
+constexpr std::uint8_t kMessageVersion = 1;
+
+struct MessageHeader {
+  std::uint8_t version;
+  Codec codec;
+  ValueType value_type;
+  std::uint64_t n, k, index_bytes;
+  std::uint32_t checksum;
+};
+
+std::uint64_t max_message_bytes(std::uint64_t n, std::uint64_t k, Codec codec, ValueType type);
+
+// Encode into `out`, which has max_message_bytes, and return the bytes written. Throws
+// std::invalid_argument unless the indices are strictly ascending and below n.
+template <class T, class I>
+std::size_t encode_message(const I* indices, const T* values, std::size_t k, std::uint64_t n,
+                           Codec codec, std::uint8_t* out);
+
+// Read the header and check it against `size`; the payload is not looked at.
+MessageHeader read_header(const std::uint8_t* data, std::size_t size);
+
+// Check the checksum and the padding of a message whose header has been read.
+void verify_message(const std::uint8_t* data, std::size_t size, const MessageHeader& header);
+
+// Decode a verified message into k indices and k values of the header's type. I as for n in
+// index_codec.hpp. Throws FormatError for bad indices; the outputs may then have been written.
+template <class T, class I>
+void decode_message(const std::uint8_t* data, const MessageHeader& header, I* indices, T* values);
+
+// Add scale * values to dense, n entries, after all checks; a bad message, one of another value
+// type or of another n changes nothing.
+template <class T>
+void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t n, T scale,
+                        T* dense);
+
+// The CRC-32 of zlib and Ethernet; `before` is that of the bytes before these.
+std::uint32_t crc32(const std::uint8_t* data, std::size_t size, std::uint32_t before = 0);
+
+}  // namespace paropt

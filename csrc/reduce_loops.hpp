@@ -1,0 +1,19 @@
+// The loops of reduce.cpp; see foreach_isa.hpp.
+
+template <class T>
+PAROPT_TARGET void add_block(T* out, const T* in, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) out[i] += in[i];
+}
+
+template <class I>
+PAROPT_TARGET I largest(const I* indices, std::size_t k) {
+  I most = 0;
+  for (std::size_t i = 0; i < k; ++i) most = indices[i] > most ? indices[i] : most;
+  return most;
+}
+
+template <class T, class I>
+PAROPT_TARGET void scatter_add_block(T* dense, const I* indices, const T* values, std::size_t k,
+                                     T scale) {
+  for (std::size_t i = 0; i < k; ++i) dense[indices[i]] += scale * values[i];
+}

@@ -1,0 +1,168 @@
+"""Ascending positions as bytes: Rice codes for sparse vectors, a bitmap for dense ones.
+
+The bytes are described in ``docs/wire-format.md``.
+"""
+
+import enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paropt_hpc.errors import MessageError
+from paropt_hpc.kernels.backend import implementation
+from paropt_hpc.kernels.checks import check_array, check_counts, check_separate, to_bytes
+
+__all__ = [
+    "Codec",
+    "choose",
+    "decode",
+    "encode",
+    "index_dtype",
+    "max_encoded_bytes",
+    "resolve",
+    "validate",
+]
+
+_UINT32, _UINT64, _UINT8 = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.uint8)
+
+
+class Codec(enum.IntEnum):
+    """How indices are encoded; the numbers stand in the wire format."""
+
+    RICE = 1
+    BITMAP = 2
+
+
+def index_dtype(n: int) -> np.dtype[Any]:
+    """Return the dtype of positions in a vector of n entries: uint32 while it suffices."""
+    return _UINT32 if n <= 2**32 else _UINT64
+
+
+def choose(n: int, k: int) -> Codec:
+    """Return the codec that takes fewer bytes for k of n positions that are spread evenly."""
+    n, k = check_counts(n, k)
+    return Codec(implementation().choose_codec(n, k))
+
+
+def resolve(codec: Codec | str, n: int, k: int) -> Codec:
+    """Return the codec of a name, where ``auto`` means `choose`."""
+    if isinstance(codec, Codec):
+        return codec
+    if codec == "auto":
+        return choose(n, k)
+    try:
+        return Codec[codec.upper()]
+    except (KeyError, AttributeError):
+        raise ValueError(f"codec must be auto, rice or bitmap, got {codec!r}") from None
+
+
+def max_encoded_bytes(n: int, k: int, codec: Codec | str = "auto") -> int:
+    """Return the size in bytes of a buffer that holds any k encoded positions below n."""
+    n, k = check_counts(n, k)
+    return int(implementation().max_encoded_bytes(n, k, int(resolve(codec, n, k))))
+
+
+def encode(
+    indices: NDArray[Any],
+    n: int,
+    codec: Codec | str = "auto",
+    out: NDArray[np.uint8] | None = None,
+) -> NDArray[np.uint8]:
+    """Encode strictly ascending positions in a vector of n entries.
+
+    Parameters
+    ----------
+    indices : ndarray, shape (k,), dtype ``index_dtype(n)``
+        Strictly ascending, each below n.
+    n : int
+        Length of the vector, at most 2**40.
+    codec : Codec or str
+        ``rice``, ``bitmap``, or ``auto`` for `choose`.
+    out : ndarray, uint8, optional
+        At least ``max_encoded_bytes(n, k, codec)`` bytes.
+
+    Returns
+    -------
+    ndarray, uint8
+        The encoded bytes, a view of `out` when that is given.
+
+    Raises
+    ------
+    TypeError
+        If an array has another dtype than it must.
+    ValueError
+        If the indices are not strictly ascending or not below n, or an array is strided,
+        misaligned, read-only or too short.
+
+    Notes
+    -----
+    Rice codes are optimal prefix codes for geometric gaps: S. W. Golomb, "Run-length encodings",
+    IEEE Trans. Inf. Theory 12(3), 1966; R. F. Rice, JPL Publication 79-22, 1979.
+    """
+    n, _ = check_counts(n)
+    check_array("indices", indices, (index_dtype(n),))
+    _, k = check_counts(n, indices.size)
+    codec = resolve(codec, n, k)
+    size = max_encoded_bytes(n, k, codec)
+    if out is None:
+        out = np.empty(size, np.uint8)
+    check_array("out", out, (_UINT8,), writable=True)
+    if out.size < size:
+        raise ValueError(f"out must have at least {size} bytes, got {out.size}")
+    check_separate("out", out, "indices", indices)
+    return out[: implementation().encode_indices(indices, n, int(codec), out)]
+
+
+def decode(
+    data: Any,
+    n: int,
+    k: int,
+    codec: Codec | str = "auto",
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Decode k positions in a vector of n entries from exactly the bytes of `encode`.
+
+    Parameters
+    ----------
+    data : bytes-like or ndarray of uint8
+        Not trusted.
+    n, k : int
+        As they were for `encode`.
+    codec : Codec or str
+        As it was for `encode`.
+    out : ndarray, shape (k,), dtype ``index_dtype(n)``, optional
+        Written to; undefined after an error.
+
+    Returns
+    -------
+    ndarray, shape (k,), dtype ``index_dtype(n)``
+        `out` when that is given.
+
+    Raises
+    ------
+    MessageError
+        If the bytes do not encode exactly k ascending positions below n.
+    """
+    n, k = check_counts(n, k)
+    data = to_bytes("data", data)
+    codec = resolve(codec, n, k)
+    if out is None:
+        _check_plausible(data, k)
+        out = np.empty(k, index_dtype(n))
+    check_array("out", out, (index_dtype(n),), writable=True, length=k)
+    check_separate("out", out, "data", data)
+    implementation().decode_indices(data, n, int(codec), out)
+    return out
+
+
+def validate(data: Any, n: int, k: int, codec: Codec | str = "auto") -> None:
+    """Raise MessageError unless `decode` would succeed; arguments as there."""
+    n, k = check_counts(n, k)
+    implementation().validate_indices(to_bytes("data", data), n, k, int(resolve(codec, n, k)))
+
+
+def _check_plausible(data: NDArray[np.uint8], k: int) -> None:
+    # Every codec spends a bit per index, so that a lie about k cannot make us allocate much.
+    if k > 8 * data.size:
+        raise MessageError(f"index stream is truncated: {data.size} bytes cannot hold {k} indices")

@@ -1,0 +1,320 @@
+"""The NumPy twin of every native kernel: simple, the oracle of the tests and the fallback.
+
+The functions mirror those of ``paropt_hpc._native``: the same arguments, results, bytes and error
+texts. They expect arguments that the modules of this package have checked.
+"""
+
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paropt_hpc.errors import MessageError
+
+__all__ = [
+    "add",
+    "choose_codec",
+    "crc32",
+    "decode_add_message",
+    "decode_indices",
+    "decode_message",
+    "encode_indices",
+    "encode_message",
+    "max_encoded_bytes",
+    "read_header",
+    "scatter_add",
+    "topk",
+    "validate_indices",
+]
+
+_Array = NDArray[Any]
+_Bytes = NDArray[np.uint8]
+
+_RICE, _BITMAP = 1, 2
+_BLOCK = 1024  # indices with one rice parameter
+_MOST_LOW_BITS = 40
+_HEADER = struct.Struct("<4sBBBBQQQII")
+_CHECKSUM_AT = 32
+_MAGIC, _VERSION = b"PRPT", 1
+_VALUE_TYPES = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
+
+
+def topk(
+    gradient: _Array, residual: _Array | None, k: int, indices: _Array, values: _Array
+) -> int:
+    """Select by a stable sort of the keys; see `paropt_hpc.kernels.topk.select`."""
+    with np.errstate(all="ignore"):
+        acc = gradient if residual is None else residual + gradient
+    unsigned = np.dtype(f"u{acc.itemsize}")
+    keys = acc.view(unsigned) << 1  # without the sign
+    winners = np.sort(np.argsort(~keys, kind="stable")[:k])
+    indices[:k] = winners
+    values[:k] = acc[winners]
+    if residual is not None:
+        residual[:] = acc
+        residual[winners] = 0
+    return int(np.count_nonzero(~np.isfinite(acc)))
+
+
+def add(out: _Array, array: _Array) -> None:
+    """Add in place."""
+    with np.errstate(all="ignore"):
+        out += array
+
+
+def scatter_add(dense: _Array, indices: _Array, values: _Array, scale: float) -> None:
+    """Add at indices that may repeat."""
+    if indices.size and indices.max() >= dense.size:
+        raise ValueError(
+            f"indices must be below the length of dense, {dense.size}, got {indices.max()}"
+        )
+    with np.errstate(all="ignore"):
+        np.add.at(dense, indices, dense.dtype.type(scale) * values)
+
+
+# ---- indices ---------------------------------------------------------------------------------
+
+
+def choose_codec(n: int, k: int) -> int:
+    """Return the bitmap from a density of 3/8 on."""
+    return _BITMAP if k > 0 and 8 * k >= 3 * n else _RICE
+
+
+def max_encoded_bytes(n: int, k: int, codec: int) -> int:
+    """Return the bound that csrc/index_codec.cpp derives."""
+    if codec == _BITMAP:
+        return _ceil_div(n, 8)
+    if k == 0:
+        return 0
+    return _ceil_div(k * ((n // k).bit_length() + 3), 8) + _ceil_div(k, _BLOCK) * 4
+
+
+def encode_indices(indices: _Array, n: int, codec: int, out: _Bytes) -> int:
+    """Encode into `out` and return the number of bytes."""
+    positions = indices.astype(np.int64)
+    bad = np.flatnonzero(np.diff(positions) <= 0)
+    if bad.size:
+        before, after = positions[bad[0] : bad[0] + 2]
+        raise ValueError(f"indices must be strictly ascending, got {before} before {after}")
+    if positions.size and positions[-1] >= n:
+        raise ValueError(f"indices must be below n = {n}, got {positions[-1]}")
+    encoded = _encode_rice(positions) if codec == _RICE else _encode_bitmap(positions, n)
+    out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    return len(encoded)
+
+
+def decode_indices(data: _Bytes, n: int, codec: int, out: _Array) -> None:
+    """Decode out.size indices into `out`."""
+    decode = _decode_rice if codec == _RICE else _decode_bitmap
+    out[:] = decode(data, n, out.size)
+
+
+def validate_indices(data: _Bytes, n: int, k: int, codec: int) -> None:
+    """Raise MessageError unless the bytes can be decoded."""
+    decode = _decode_rice if codec == _RICE else _decode_bitmap
+    decode(data, n, k)
+
+
+def _encode_rice(positions: _Array) -> bytes:
+    directory, streams, start = [], [], 0
+    for first in range(0, positions.size, _BLOCK):
+        block = positions[first : first + _BLOCK]
+        gaps = np.diff(block, prepend=start - 1) - 1
+        low_bits = _rice_parameter(gaps)
+        quotients = gaps >> low_bits
+        ones = np.zeros(block.size + int(quotients.sum()), np.uint8)
+        ones[np.cumsum(quotients + 1) - 1] = 1
+        lows = (gaps[:, None] >> np.arange(low_bits) & 1).astype(np.uint8)
+        unary = _pack(ones)
+        directory.append(struct.pack("<H", low_bits << 10 | len(unary)))
+        streams.append(_pack(lows.reshape(-1)) + unary)
+        start = int(block[-1]) + 1
+    return b"".join(directory + streams)
+
+
+def _rice_parameter(gaps: _Array) -> int:
+    # Near log2(ln 2 * mean gap); the exact sizes for it and its successor decide.
+    low_bits = max((int(gaps.sum()) * 177 // 256 // gaps.size).bit_length() - 1, 0)
+    size = int((gaps >> low_bits).sum())
+    next_size = int((gaps >> low_bits + 1).sum()) + gaps.size
+    return low_bits + 1 if next_size < size else low_bits
+
+
+def _decode_rice(data: _Bytes, n: int, k: int) -> _Array:
+    blocks = _ceil_div(k, _BLOCK)
+    if data.size < 2 * blocks:
+        raise MessageError(
+            f"index stream is truncated: the directory takes {2 * blocks} bytes, got {data.size}"
+        )
+    positions = np.empty(k, np.int64)
+    at, start = 2 * blocks, 0
+    for number in range(blocks):
+        block = positions[number * _BLOCK : (number + 1) * _BLOCK]
+        entry = int(data[2 * number]) | int(data[2 * number + 1]) << 8
+        size = _decode_block(data[at:], entry, number, start, block)
+        start = int(block[-1]) + 1
+        if start > n:
+            raise MessageError(f"indices must be below n = {n}, got {start - 1}")
+        at += size
+    if at != data.size:
+        raise MessageError(f"index stream has {data.size - at} trailing bytes")
+    return positions
+
+
+def _decode_block(data: _Bytes, entry: int, number: int, start: int, block: _Array) -> int:
+    low_bits, unary_bytes, count = entry >> 10, entry & 1023, block.size
+    if low_bits > _MOST_LOW_BITS:
+        raise MessageError(
+            f"rice parameter must be at most {_MOST_LOW_BITS}, got {low_bits} in block {number}"
+        )
+    low_bytes = _ceil_div(count * low_bits, 8)
+    size = low_bytes + unary_bytes
+    if data.size < size:
+        raise MessageError(
+            f"index stream is truncated: block {number} takes {size} bytes, got {data.size}"
+        )
+    ones = np.flatnonzero(_unpack(data[low_bytes:size]))
+    if ones.size != count or data[size - 1] == 0:
+        raise MessageError(
+            f"unary stream must hold {count} ones and end with one, "
+            f"got {ones.size} in block {number}"
+        )
+    bits = _unpack(data[:low_bytes]).astype(np.int64)
+    if bits[count * low_bits :].any():
+        raise MessageError(f"spare low bits must be zero in block {number}")
+    lows = bits[: count * low_bits].reshape(count, low_bits) @ (1 << np.arange(low_bits))
+    quotients = np.diff(ones, prepend=-1) - 1
+    block[:] = start - 1 + np.cumsum((quotients << low_bits) + lows + 1)
+    return size
+
+
+def _encode_bitmap(positions: _Array, n: int) -> bytes:
+    ones = np.zeros(n, np.uint8)
+    ones[positions] = 1
+    return _pack(ones)
+
+
+def _decode_bitmap(data: _Bytes, n: int, k: int) -> _Array:
+    if data.size != _ceil_div(n, 8):
+        raise MessageError(f"bitmap must take {_ceil_div(n, 8)} bytes, got {data.size}")
+    if n % 8 and data[-1] >> (n % 8):
+        raise MessageError("spare bits of the bitmap must be zero")
+    positions = np.flatnonzero(_unpack(data))
+    if positions.size != k:
+        raise MessageError(f"bitmap must hold {k} ones, got {positions.size}")
+    return positions
+
+
+# ---- messages --------------------------------------------------------------------------------
+
+
+def crc32(data: _Bytes) -> int:
+    """Return zlib's CRC-32."""
+    return zlib.crc32(data)
+
+
+def encode_message(
+    indices: _Array, values: _Array, n: int, codec: int, out: _Bytes
+) -> int:
+    """Encode into `out` and return the number of bytes."""
+    index_bytes = encode_indices(indices, n, codec, out[_HEADER.size :])
+    value_at = _HEADER.size + _padded(index_bytes)
+    size = value_at + values.nbytes
+    out[_HEADER.size + index_bytes : value_at] = 0
+    out[value_at:size] = values.view(np.uint8)
+    value_type = next(number for number, dtype in _VALUE_TYPES.items() if dtype == values.dtype)
+    fields = (_MAGIC, _VERSION, codec, value_type, 0, n, values.size, index_bytes)
+    _HEADER.pack_into(out, 0, *fields, 0, 0)
+    _HEADER.pack_into(out, 0, *fields, _message_checksum(out[:size]), 0)
+    return size
+
+
+def read_header(data: _Bytes) -> tuple[int, int, int, int, int, int, int]:
+    """Return version, codec, value type, n, k, index_bytes, checksum after checks."""
+    _check_kind(data)
+    _, version, codec, value_type, _, n, k, index_bytes, checksum, _ = _HEADER.unpack_from(data)
+    if n > 2**40 or k > n:
+        raise MessageError(f"header must have k <= n <= 2^40, got n = {n} and k = {k}")
+    if index_bytes > data.size:
+        raise MessageError(
+            f"message is truncated: its indices take {index_bytes} bytes, "
+            f"the message has {data.size}"
+        )
+    expected = _HEADER.size + _padded(index_bytes) + k * _VALUE_TYPES[value_type].itemsize
+    if data.size != expected:
+        raise MessageError(f"message must take {expected} bytes by its header, got {data.size}")
+    return version, codec, value_type, n, k, index_bytes, checksum
+
+
+def decode_message(data: _Bytes, indices: _Array, values: _Array) -> None:
+    """Decode into arrays of the sizes and dtypes that the header gives."""
+    _, codec, _, n, _, index_bytes, checksum = read_header(data)
+    _verify_message(data, index_bytes, checksum)
+    decode_indices(data[_HEADER.size :][:index_bytes], n, codec, indices)
+    values.view(np.uint8)[:] = data[_HEADER.size + _padded(index_bytes) :]
+
+
+def decode_add_message(data: _Bytes, dense: _Array, scale: float) -> None:
+    """Decode, then scatter-add."""
+    _, _, value_type, n, k, _, _ = read_header(data)
+    dtype = _VALUE_TYPES[value_type]
+    if dtype != dense.dtype or n != dense.size:
+        raise MessageError(
+            f"message must be for {dense.size} entries of {dense.dtype} as dense is, "
+            f"got {n} of {dtype}"
+        )
+    indices, values = np.empty(k, np.uint64), np.empty(k, dtype)
+    decode_message(data, indices, values)
+    scatter_add(dense, indices, values, scale)
+
+
+def _check_kind(data: _Bytes) -> None:
+    if data.size < _HEADER.size:
+        raise MessageError(
+            f"message is truncated: the header takes {_HEADER.size} bytes, got {data.size}"
+        )
+    magic, version, codec, value_type, flags, *_, reserved = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        wanted, got = (int.from_bytes(word, "little") for word in (_MAGIC, magic))
+        raise MessageError(f"not a message: expected magic {wanted:08x}, got {got:08x}")
+    if version != _VERSION:
+        raise MessageError(f"message version must be {_VERSION}, got {version}")
+    if codec not in (_RICE, _BITMAP):
+        raise MessageError(f"index codec must be 1 (rice) or 2 (bitmap), got {codec}")
+    if value_type not in _VALUE_TYPES:
+        raise MessageError(f"value type must be 1 (float32) or 2 (float64), got {value_type}")
+    if flags or reserved:
+        raise MessageError("reserved bytes of the header must be zero")
+
+
+def _verify_message(data: _Bytes, index_bytes: int, checksum: int) -> None:
+    computed = _message_checksum(data)
+    if computed != checksum:
+        raise MessageError(
+            f"message was altered: its checksum is {computed:08x}, the header says {checksum:08x}"
+        )
+    if data[_HEADER.size + index_bytes : _HEADER.size + _padded(index_bytes)].any():
+        raise MessageError("padding between indices and values must be zero")
+
+
+def _message_checksum(data: _Bytes) -> int:
+    crc = zlib.crc32(bytes(4), zlib.crc32(data[:_CHECKSUM_AT]))
+    return zlib.crc32(data[_CHECKSUM_AT + 4 :], crc)
+
+
+def _padded(size: int) -> int:
+    return _ceil_div(size, 8) * 8
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _pack(bits: _Array) -> bytes:
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _unpack(data: _Bytes) -> _Bytes:
+    return np.unpackbits(data, bitorder="little")

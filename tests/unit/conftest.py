@@ -1,0 +1,35 @@
+import pytest
+from hypothesis import HealthCheck, settings
+
+from paropt_hpc.kernels import backend
+
+# The kernels are pure, so a fixture that only selects one may be shared by the examples of a test.
+settings.register_profile(
+    "paropt",
+    deadline=None,
+    max_examples=40,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("paropt")
+
+native = backend.native_module()
+NATIVE_PATHS = [] if native is None else [f"{isa}-{n}" for isa in native.isas() for n in (1, 2)]
+
+
+@pytest.fixture(params=["reference", *NATIVE_PATHS])
+def path(request, monkeypatch):
+    """Run the test by each implementation, instruction set and number of threads."""
+    if request.param == "reference":
+        monkeypatch.setenv("PAROPT_BACKEND", "reference")
+        yield request.param
+        return
+    monkeypatch.setenv("PAROPT_BACKEND", "native")
+    before = native.isa(), native.openmp_threads()
+    isa, threads = request.param.split("-")
+    native.set_isa(isa)
+    native.set_openmp_threads(int(threads))
+    yield request.param
+    native.set_isa(before[0])
+    native.set_openmp_threads(before[1])

@@ -1,0 +1,254 @@
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paropt_hpc.errors import MessageError
+from paropt_hpc.kernels import backend, message, reference
+from paropt_hpc.kernels.index_codec import Codec, index_dtype
+
+FIXTURES = Path(__file__).parents[2] / "fixture"
+DTYPES = [np.float32, np.float64]
+CODECS = ["rice", "bitmap"]
+
+
+def bits(array):
+    return array.view(f"u{array.itemsize}")
+
+
+def sparse(n, k, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    indices = np.sort(rng.choice(n, k, replace=False)).astype(index_dtype(n))
+    return indices, rng.standard_normal(k).astype(dtype)
+
+
+def check_round_trip(indices, values, n, codec):
+    k = indices.size
+    data = message.encode(indices, values, n, codec=codec)
+    assert data.size <= message.max_bytes(n, k, values.dtype, codec)
+
+    twin = np.empty(message.max_bytes(n, k, values.dtype, codec), np.uint8)
+    size = reference.encode_message(indices, values, n, Codec[codec.upper()], twin)
+    assert data.tobytes() == twin[:size].tobytes()
+
+    head = message.header(data)
+    assert (head.version, head.codec.name) == (1, codec.upper())
+    assert (head.dtype, head.n, head.k) == (values.dtype, n, k)
+    decoded = message.decode(data.tobytes())
+    assert decoded.indices.dtype == indices.dtype
+    assert decoded.n == n
+    np.testing.assert_array_equal(decoded.indices, indices)
+    np.testing.assert_array_equal(bits(decoded.values), bits(values))
+
+
+def check_decode_add(indices, values, n, codec, scale):
+    dense = np.random.default_rng(1).standard_normal(n).astype(values.dtype)
+    expected = dense.copy()
+    expected[indices] += values.dtype.type(scale) * values
+    message.decode_add(message.encode(indices, values, n, codec=codec), dense, scale)
+    np.testing.assert_array_equal(bits(dense), bits(expected))
+
+
+def check_rejected(data, n, dtype):
+    """A bad message raises the same MessageError everywhere and changes nothing."""
+    dense = np.ones(n, dtype)
+    with pytest.raises(MessageError) as caught:
+        message.decode_add(data, dense)
+    assert (dense == 1).all()
+    with pytest.raises(MessageError):
+        message.decode(data)
+    with pytest.raises(MessageError) as twin:
+        reference.decode_add_message(data, dense, 1)
+    assert str(caught.value) == str(twin.value)
+    return str(caught.value)
+
+
+def with_checksum(data):
+    """Return the message as an attacker would: with a checksum that fits the damage."""
+    data = data.copy()
+    data[32:36] = 0
+    data[32:36] = np.frombuffer(zlib.crc32(data).to_bytes(4, "little"), np.uint8)
+    return data
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("n", "k"), [(0, 0), (1, 0), (1, 1), (9, 9), (1000, 7), (9000, 1025)])
+def test_round_trip(path, dtype, codec, n, k):
+    indices, values = sparse(n, k, dtype)
+    check_round_trip(indices, values, n, codec)
+    check_decode_add(indices, values, n, codec, 1)
+    check_decode_add(indices, values, n, codec, -1 / 3)
+
+
+def test_round_trip_of_a_long_vector(path):
+    indices = np.array([0, 2**32, 2**40 - 1], np.uint64)
+    check_round_trip(indices, np.array([1, -0.0, np.nan]), 2**40, "rice")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(data=st.data())
+def test_any_message(path, codec, data):
+    n = data.draw(st.integers(0, 200))
+    chosen = sorted(data.draw(st.sets(st.integers(0, n - 1)))) if n else []
+    values = data.draw(st.lists(st.floats(), min_size=len(chosen), max_size=len(chosen)))
+    check_round_trip(np.array(chosen, np.uint32), np.array(values, np.float64), n, codec)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_truncation(path, codec):
+    n, (indices, values) = 50, sparse(50, 5, np.float32)
+    good = message.encode(indices, values, n, codec=codec)
+    for size in range(good.size):
+        check_rejected(good[:size], n, np.float32)
+    check_rejected(np.append(good, np.uint8(0)), n, np.float32)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_bit_flip(path, codec):
+    n, (indices, values) = 50, sparse(50, 5, np.float32)
+    good = message.encode(indices, values, n, codec=codec)
+    for bit in range(8 * good.size):
+        bad = good.copy()
+        bad[bit // 8] ^= 1 << bit % 8
+        check_rejected(bad, n, np.float32)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_bit_flip_with_a_fitting_checksum(path, codec):
+    n, (indices, values) = 50, sparse(50, 5, np.float32)
+    good = message.encode(indices, values, n, codec=codec)
+    value_at = good.size - values.nbytes
+    rejected = 0
+    for bit in range(8 * value_at):
+        bad = good.copy()
+        bad[bit // 8] ^= 1 << bit % 8
+        bad = with_checksum(bad)
+        try:
+            decoded = message.decode(bad)
+        except MessageError:
+            check_rejected(bad, n, np.float32)
+            rejected += 1
+            continue
+        # What gets through is what a sender could have sent.
+        assert decoded.indices.size <= decoded.n
+        assert (np.diff(decoded.indices.astype(int)) > 0).all()
+        assert not decoded.indices.size or decoded.indices[-1] < decoded.n
+    assert rejected > 4 * value_at
+
+
+HEAD = 40
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "text"),
+    [
+        (0, 0, "not a message: expected magic 54505250, got 54505200"),
+        (4, 2, "message version must be 1, got 2"),
+        (5, 3, r"index codec must be 1 \(rice\) or 2 \(bitmap\), got 3"),
+        (6, 9, r"value type must be 1 \(float32\) or 2 \(float64\), got 9"),
+        (7, 1, "reserved bytes of the header must be zero"),
+        (36, 1, "reserved bytes of the header must be zero"),
+        (14, 1, r"k <= n <= 2\^40, got n = 281474976710706 and k = 5"),
+        (16, 99, "got n = 50 and k = 99"),
+        (31, 1, "indices take 72057594037927942 bytes, the message has 68"),
+        (24, 9, "must take 76 bytes by its header, got 68"),
+        (16, 4, "must take 64 bytes by its header, got 68"),
+        (HEAD + 6, 1, "message was altered: its checksum is [0-9a-f]{8}, the header says"),
+    ],
+)
+def test_what_is_wrong_is_said(path, at, value, text):
+    indices, values = sparse(50, 5, np.float32)
+    bad = message.encode(indices, values, 50, codec="rice")
+    assert bad.size == 68
+    bad[at] = value
+    with pytest.raises(MessageError, match=text):
+        message.decode(bad)
+    check_rejected(bad, 50, np.float32)
+
+
+def test_padding_must_be_zero(path):
+    bad = message.encode(*sparse(50, 5, np.float32), 50, codec="rice")
+    head = message.header(bad)
+    assert head.index_bytes % 8
+    bad[HEAD + head.index_bytes] = 1
+    assert "padding" in check_rejected(with_checksum(bad), 50, np.float32)
+
+
+def test_message_for_another_vector(path):
+    data = message.encode(*sparse(50, 5, np.float32), 50)
+    for n, dtype in [(51, np.float32), (50, np.float64)]:
+        dense = np.zeros(n, dtype)
+        with pytest.raises(MessageError, match=f"message must be for {n} entries of"):
+            message.decode_add(data, dense)
+        assert not dense.any()
+
+
+def frozen(name):
+    """Return a vector that a formula gives, so that no generator can change under it."""
+    codec, dtype, n, k = name.split("-")
+    n, k = int(n), int(k)
+    i = np.arange(k)
+    indices = i * (n // k) + i * i % (n // k) if k else i
+    values = (i * 37 % 101 - 50) / 8
+    return indices.astype(index_dtype(n)), values.astype(dtype), n, codec
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rice-float32-100000-1500",
+        "rice-float64-8589934592-40",
+        "rice-float32-10-0",
+        "bitmap-float64-100-50",
+    ],
+)
+def test_frozen_bytes(path, name):
+    indices, values, n, codec = frozen(name)
+    stored = (FIXTURES / f"message-v1-{name}.bin").read_bytes()
+    assert message.encode(indices, values, n, codec=codec).tobytes() == stored
+    decoded = message.decode(stored)
+    np.testing.assert_array_equal(decoded.indices, indices)
+    np.testing.assert_array_equal(decoded.values, values)
+
+
+def test_out_is_used(path):
+    indices, values = sparse(50, 5, np.float32)
+    out = np.empty(message.max_bytes(50, 5, np.float32), np.uint8)
+    data = message.encode(indices, values, 50, out)
+    assert np.shares_memory(data, out)
+    assert message.decode(data).values.tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 127, 128, 129, 191, 192, 193, 1000, 100_003])
+def test_crc_is_that_of_zlib(path, size):
+    data = np.random.default_rng(size).integers(256, size=size, dtype=np.uint8)
+    assert backend.implementation().crc32(data) == zlib.crc32(data)
+
+
+X = np.zeros(5, np.float32)
+I = np.arange(5, dtype=np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: message.encode(I, X[:4], 9), ValueError, "values must have 5 entries, got 4"),
+        (lambda: message.encode(I, X.astype(int), 9), TypeError, "values must be float32 or"),
+        (lambda: message.encode(I.astype(int), X, 9), TypeError, "indices must be uint32"),
+        (lambda: message.encode(I, X, 4), ValueError, r"k must be in \[0, 4\], got 5"),
+        (lambda: message.encode(I, X, 9, np.empty(9, np.uint8)), ValueError, "out must have at"),
+        (lambda: message.encode(I[::-1].copy(), X, 9), ValueError, "ascending, got 4 before 3"),
+        (lambda: message.max_bytes(9, 2, np.float16), TypeError, "dtype must be float32 or"),
+        (lambda: message.decode_add(b"", X[::2]), ValueError, "dense must be contiguous"),
+        (lambda: message.decode_add(b"", X.astype(int)), TypeError, "dense must be float32 or"),
+        (lambda: message.decode(b""), MessageError, "header takes 40 bytes, got 0"),
+        (lambda: message.decode("text"), TypeError, "bytes or a uint8 array, got str"),
+    ],
+)
+def test_errors(path, call, error, text):
+    with pytest.raises(error, match=text):
+        call()

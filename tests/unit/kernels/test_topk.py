@@ -1,0 +1,199 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from paropt_hpc.kernels import topk
+
+BLOCK = 16384
+DTYPES = [np.float32, np.float64]
+
+
+def bits(array):
+    return array.view(f"u{array.itemsize}")
+
+
+def order(acc):
+    """Return all positions, the largest magnitude first, the lowest position first among equals."""
+    magnitude = bits(acc).astype(np.uint64) & ((1 << (8 * acc.itemsize - 1)) - 1)
+    return np.lexsort((np.arange(acc.size), -magnitude.astype(np.int64)))
+
+
+def check_select(gradient, k, residual=None):
+    with np.errstate(all="ignore"):
+        acc = gradient.copy() if residual is None else residual + gradient
+    gradient_before = gradient.copy()
+    indices, values, nonfinite = topk.select(gradient, k, residual)
+
+    assert indices.dtype == np.uint32
+    np.testing.assert_array_equal(indices, np.sort(order(acc)[:k]))
+    np.testing.assert_array_equal(bits(values), bits(acc[indices]))
+    assert nonfinite == np.count_nonzero(~np.isfinite(acc))
+    np.testing.assert_array_equal(bits(gradient), bits(gradient_before))
+    if residual is not None:
+        assert not residual[indices].any()
+        residual[indices] += values
+        np.testing.assert_array_equal(bits(residual), bits(acc))
+
+
+def floats(dtype):
+    """Few distinct values, so that ties are common, and every special one."""
+    info = np.finfo(dtype)
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, info.smallest_subnormal, info.tiny, info.max]
+    return st.one_of(
+        st.sampled_from([*special, 1.0, -1.0, 2.0]),
+        st.floats(width=8 * np.dtype(dtype).itemsize),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=st.data())
+def test_any_values(path, dtype, data):
+    n = data.draw(st.integers(0, 300))
+    gradient = data.draw(hnp.arrays(dtype, n, elements=floats(dtype), fill=st.just(1.0)))
+    check_select(gradient, data.draw(st.integers(0, n)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=st.data())
+def test_any_values_with_residual(path, dtype, data):
+    n = data.draw(st.integers(0, 300))
+    gradient = data.draw(hnp.arrays(dtype, n, elements=floats(dtype), fill=st.just(1.0)))
+    residual = data.draw(hnp.arrays(dtype, n, elements=floats(dtype), fill=st.just(0.5)))
+    # Which of two NaNs a sum keeps is up to the processor; a residual of -0 cannot come about.
+    residual[np.isnan(residual) | (residual == 0)] = 0
+    check_select(gradient, data.draw(st.integers(0, n)), residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 50_001])
+@pytest.mark.parametrize("density", [0, 0.01, 0.5, 1])
+def test_sizes(path, dtype, n, density):
+    rng = np.random.default_rng(n)
+    gradient = rng.standard_normal(n).astype(dtype)
+    k = round(n * density)
+    check_select(gradient, k)
+    check_select(gradient, k, rng.standard_normal(n).astype(dtype))
+    check_select(gradient, min(k + 1, n), np.zeros(n, dtype))
+
+
+def sampled(n):
+    """Return where the native search looks for its bound; a wrong guess only weakens the test."""
+    lines = min(1024, n // 128)
+    stratum = n // lines
+    line = np.arange(lines, dtype=np.uint64)
+    hashed = (line + 1) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
+    first = line * np.uint64(stratum) + hashed % np.uint64(stratum - 15)
+    return (first[:, None] + np.arange(16, dtype=np.uint64)).reshape(-1)
+
+
+def patterns(n):
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal(n).astype(np.float32)
+    one_hot = np.zeros(n, np.float32)
+    one_hot[n // 2] = -3
+    too_high, too_low = np.abs(normal) + 1, np.ones(n, np.float32)
+    too_high[sampled(n)] = 100
+    too_low[sampled(n)] = 0
+    return {
+        "normal": normal,
+        "constant": np.full(n, -2, np.float32),
+        "zero": np.zeros(n, np.float32),
+        "ascending": np.sort(normal),
+        "descending": np.sort(np.abs(normal))[::-1].copy(),
+        "one hot": one_hot,
+        "ties": rng.integers(-2, 3, n).astype(np.float32),
+        "heavy tail": rng.standard_cauchy(n).astype(np.float32) ** 3,
+        "denormal": rng.integers(0, 1000, n, dtype=np.uint32).view(np.float32),
+        "nan": np.full(n, np.nan, np.float32),
+        "any bits": rng.integers(0, 2**32, n, dtype=np.uint32).view(np.float32),
+        "infinite or zero": np.where(normal > 0, np.float32(np.inf), 0).astype(np.float32),
+        "sample too high": too_high,
+        "sample too low": too_low,
+    }
+
+
+LARGE = 300_007  # enough blocks for two threads
+PATTERNS = patterns(LARGE)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.1, 0.6])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns(path, pattern, density):
+    gradient = PATTERNS[pattern]
+    k = int(LARGE * density)
+    check_select(gradient, k)
+    check_select(gradient, k, np.full(LARGE, 0.25, np.float32))
+
+
+def test_no_entry_wanted_still_accumulates(path):
+    gradient, residual = np.array([1, np.nan], np.float32), np.array([2, 3], np.float32)
+    assert topk.select(gradient, 0, residual).nonfinite == 1
+    np.testing.assert_array_equal(residual, np.array([3, np.nan], np.float32))
+
+
+def test_order_of_magnitudes(path):
+    acc = np.array([1, -np.inf, 0.0, np.nan, -0.0, -2], np.float64)
+    ranking = [3, 1, 5, 0, 2, 4]
+    for k in range(7):
+        assert topk.select(acc, k).indices.tolist() == sorted(ranking[:k])
+
+
+def test_out_is_used(path):
+    gradient = np.array([1, -5, 3], np.float32)
+    out = np.full(3, 9, np.uint32), np.full(3, 9, np.float32)
+    indices, values, _ = topk.select(gradient, 2, out=out)
+    assert np.shares_memory(indices, out[0])
+    assert np.shares_memory(values, out[1])
+    np.testing.assert_array_equal(out[0], [1, 2, 9])
+    np.testing.assert_array_equal(out[1], [-5, 3, 9])
+
+
+def misaligned(n, dtype):
+    itemsize = np.dtype(dtype).itemsize
+    return np.zeros(n * itemsize + 1, np.uint8)[1:].view(dtype)
+
+
+def read_only(n):
+    array = np.zeros(n, np.float32)
+    array.flags.writeable = False
+    return array
+
+
+X = np.zeros(4, np.float32)
+OUT = np.zeros(4, np.uint32), np.zeros(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: topk.select(X, -1), ValueError, r"k must be in \[0, 4\], got -1"),
+        (lambda: topk.select(X, 5), ValueError, r"k must be in \[0, 4\], got 5"),
+        (lambda: topk.select(X, 1.5), TypeError, "integer"),
+        (lambda: topk.select([1.0], 1), TypeError, "gradient must be a numpy array, got list"),
+        (lambda: topk.select(X.astype(int), 1), TypeError, "float32 or float64, got int64"),
+        (lambda: topk.select(X.astype(">f4"), 1), TypeError, "float32 or float64, got >f4"),
+        (lambda: topk.select(X[::2], 1), ValueError, "contiguous, got a stride of 8 bytes"),
+        (lambda: topk.select(X.reshape(2, 2), 1), ValueError, "one dimension, got shape"),
+        (lambda: topk.select(misaligned(4, np.float32), 1), ValueError, "aligned to 4 bytes"),
+        (lambda: topk.select(X, 1, X.astype(np.float64)), TypeError, "must be float32, got float64"),
+        (lambda: topk.select(X, 1, np.zeros(3, np.float32)), ValueError, "4 entries, got 3"),
+        (lambda: topk.select(X, 1, read_only(4)), ValueError, "residual must be writable"),
+        (lambda: topk.select(X, 1, X), ValueError, "residual and gradient must not overlap"),
+        (lambda: topk.select(X, 2, out=(OUT[0][:1], OUT[1])), ValueError, "at least 2 entries"),
+        (lambda: topk.select(X, 2, out=(OUT[0], read_only(4))), ValueError, "writable"),
+        (lambda: topk.select(X, 2, out=(OUT[1], OUT[1])), TypeError, "must be uint32"),
+        (lambda: topk.select(X, 2, out=(OUT[0], X)), ValueError, "must not overlap"),
+    ],
+)
+def test_errors(path, call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_errors_write_nothing(path):
+    residual = np.ones(4, np.float32)
+    with pytest.raises(ValueError, match="k must be"):
+        topk.select(X, 5, residual)
+    np.testing.assert_array_equal(residual, 1)
