@@ -27,7 +27,7 @@ ifeq ($(MPI),system)
   MPICXX       := mpicxx
   MPI_PACKAGES := --no-binary=mpi4py mpi4py
 else
-  MPIEXEC_PATH := $(BIN)/mpiexec
+  MPIEXEC_PATH := $(CURDIR)/$(BIN)/mpiexec
   MPICXX       := $(CURDIR)/$(BIN)/mpicxx
   MPI_PACKAGES := $(MPI) mpi4py
 endif
@@ -66,8 +66,8 @@ test-unit: build $(OTHER_MPI)
 test-mpi: build
 	@for n in $(NP); do \
 	  echo "== $(MPI), $$n rank(s)"; \
-	  $(MPIEXEC) -n $$n $(BIN)/python -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider \
-	    tests/mpi || exit 1; \
+	  $(MPIEXEC) -n $$n $(BIN)/python -m mpi4py -m pytest -q --no-header --color=no \
+	    --with-mpi -p no:cacheprovider tests/mpi || exit 1; \
 	done
 
 build: $(VENV)/.installed  ## create $(VENV), compile the kernels, install the package

@@ -21,6 +21,8 @@
 #error "the native kernels are little-endian; the NumPy twins serve other machines"
 #endif
 
+#define PAROPT_ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace paropt {
 
 // avx2 is x86-64-v3 without FMA: a fused multiply-add would round differently from the twin.
@@ -44,7 +46,7 @@ void set_openmp_threads(int threads);  // for kernels called from this thread
 int thread_number();
 
 #if PAROPT_X86
-#define PAROPT_DISPATCH(...)                                       \
+#define PAROPT_DISPATCH(...)                                      \
   (::paropt::isa() == ::paropt::Isa::avx512 ? avx512::__VA_ARGS__ \
    : ::paropt::isa() == ::paropt::Isa::avx2 ? avx2::__VA_ARGS__   \
                                             : baseline::__VA_ARGS__)
@@ -83,21 +85,21 @@ template <class T>
 using KeyOf = typename FloatBits<T>::Key;
 
 template <class T>
-inline KeyOf<T> key_of(T x) {
+PAROPT_ALWAYS_INLINE KeyOf<T> key_of(T x) {
   KeyOf<T> bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits & FloatBits<T>::kMagnitude;
 }
 
 template <class U>
-inline U load(const std::uint8_t* bytes) {
+PAROPT_ALWAYS_INLINE U load(const std::uint8_t* bytes) {
   U value;
   std::memcpy(&value, bytes, sizeof value);
   return value;
 }
 
 template <class U>
-inline void store(std::uint8_t* bytes, U value) {
+PAROPT_ALWAYS_INLINE void store(std::uint8_t* bytes, U value) {
   std::memcpy(bytes, &value, sizeof value);
 }
 

@@ -11,12 +11,12 @@
 namespace paropt {
 namespace {
 
-constexpr std::size_t kBlock = 1024;            // indices with one parameter
-constexpr std::size_t kEntry = 2;               // bytes per block in the directory
-constexpr unsigned kMostLowBits = 40;           // a gap is below kMaxEntries
-constexpr std::size_t kMostUnaryBytes = 1023;   // what the directory can say
+constexpr std::size_t kBlock = 1024;           // indices with one parameter
+constexpr std::size_t kEntry = 2;              // bytes per block in the directory
+constexpr unsigned kMostLowBits = 40;          // a gap is below kMaxEntries
+constexpr std::size_t kMostUnaryBytes = 1023;  // what the directory can say
 constexpr std::size_t kMostLowBytes = kBlock * kMostLowBits / 8;
-constexpr std::size_t kSlack = 64;              // what the loops may touch past a stream
+constexpr std::size_t kSlack = 64;                // what the loops may touch past a stream
 constexpr std::size_t kBitmapPiece = kBlock / 8;  // bytes of a bitmap that are decoded at once
 
 // One block as the directory describes it: where its streams are and how they are read.
@@ -66,8 +66,7 @@ std::size_t encode_rice(const I* indices, std::size_t k, std::uint8_t* out) {
     std::uint8_t streams[kMostLowBytes + kMostUnaryBytes + 2 * kSlack];
     std::uint8_t* unary = streams + block.low_bytes + kSlack;
     std::memset(streams, 0, block.low_bytes + block.unary_bytes + 2 * kSlack);
-    PAROPT_DISPATCH(
-        encode_block(indices + i, block.count, start, block.low_bits, streams, unary));
+    PAROPT_DISPATCH(encode_block(indices + i, block.count, start, block.low_bits, streams, unary));
     store(entry, static_cast<std::uint16_t>(block.low_bits << 10 | block.unary_bytes));
     std::memcpy(end, streams, block.low_bytes);
     std::memcpy(end + block.low_bytes, unary, block.unary_bytes);
@@ -132,8 +131,8 @@ void walk_rice(const std::uint8_t* data, std::size_t size, std::uint64_t n, std:
       lows = padded;
     }
     I indices[kBlock];
-    start = PAROPT_DISPATCH(decode_block(lows, lows + block.low_bytes, block.count, start,
-                                         block.low_bits, indices));
+    start = PAROPT_DISPATCH(
+        decode_block(lows, lows + block.low_bytes, block.count, start, block.low_bits, indices));
     if (start > n) {
       throw FormatError("indices must be below n = " + std::to_string(n) + ", got " +
                         std::to_string(start - 1));
@@ -225,14 +224,12 @@ void decode_indices(const std::uint8_t* data, std::size_t size, std::uint64_t n,
 void validate_indices(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
                       Codec codec) {
   if (codec == Codec::bitmap) return check_bitmap(data, size, n, k);
-  walk_rice<std::uint64_t>(data, size, n, k,
-                           [](const std::uint64_t*, std::size_t, std::size_t) {});
+  walk_rice<std::uint64_t>(data, size, n, k, [](const std::uint64_t*, std::size_t, std::size_t) {});
 }
 
 template <class T>
-void decode_scatter_add(const std::uint8_t* data, std::size_t size, std::uint64_t n,
-                        std::size_t k, Codec codec, const std::uint8_t* values, T scale,
-                        T* dense) {
+void decode_scatter_add(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
+                        Codec codec, const std::uint8_t* values, T scale, T* dense) {
   walk<std::uint64_t>(
       data, size, n, k, codec,
       [=](const std::uint64_t* indices, std::size_t first, std::size_t count) {

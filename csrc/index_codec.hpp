@@ -45,8 +45,7 @@ void validate_indices(const std::uint8_t* data, std::size_t size, std::uint64_t 
 // are given as bytes since in a message they need not be aligned. Call validate_indices first: this
 // function throws too, but not before the first write.
 template <class T>
-void decode_scatter_add(const std::uint8_t* data, std::size_t size, std::uint64_t n,
-                        std::size_t k, Codec codec, const std::uint8_t* values, T scale,
-                        T* dense);
+void decode_scatter_add(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
+                        Codec codec, const std::uint8_t* values, T scale, T* dense);
 
 }  // namespace paropt

@@ -42,7 +42,7 @@ PAROPT_TARGET void encode_block(const I* indices, std::size_t count, std::uint64
   }
 }
 
-PAROPT_TARGET inline std::size_t count_ones(const std::uint8_t* bytes, std::size_t size) {
+PAROPT_TARGET std::size_t count_ones(const std::uint8_t* bytes, std::size_t size) {
   std::size_t ones = 0, i = 0;
   for (; i + 8 <= size; i += 8) ones += __builtin_popcountll(load<std::uint64_t>(bytes + i));
   for (; i < size; ++i) ones += __builtin_popcount(bytes[i]);

@@ -76,9 +76,7 @@ std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 std::uint64_t value_bytes(ValueType type) { return type == ValueType::float32 ? 4 : 8; }
 
-const char* type_name(ValueType type) {
-  return type == ValueType::float32 ? "float32" : "float64";
-}
+const char* type_name(ValueType type) { return type == ValueType::float32 ? "float32" : "float64"; }
 
 // The CRC of the message with zeros in place of the checksum itself.
 std::uint32_t message_checksum(const std::uint8_t* data, std::size_t size) {
@@ -115,8 +113,7 @@ void check_kind(const std::uint8_t* data, std::size_t size) {
                       std::to_string(data[4]));
   }
   if (data[5] != 1 && data[5] != 2) {
-    throw FormatError("index codec must be 1 (rice) or 2 (bitmap), got " +
-                      std::to_string(data[5]));
+    throw FormatError("index codec must be 1 (rice) or 2 (bitmap), got " + std::to_string(data[5]));
   }
   if (data[6] != 1 && data[6] != 2) {
     throw FormatError("value type must be 1 (float32) or 2 (float64), got " +
@@ -218,10 +215,10 @@ template std::size_t encode_message(const std::uint32_t*, const float*, std::siz
                                     Codec, std::uint8_t*);
 template std::size_t encode_message(const std::uint64_t*, const float*, std::size_t, std::uint64_t,
                                     Codec, std::uint8_t*);
-template std::size_t encode_message(const std::uint32_t*, const double*, std::size_t,
-                                    std::uint64_t, Codec, std::uint8_t*);
-template std::size_t encode_message(const std::uint64_t*, const double*, std::size_t,
-                                    std::uint64_t, Codec, std::uint8_t*);
+template std::size_t encode_message(const std::uint32_t*, const double*, std::size_t, std::uint64_t,
+                                    Codec, std::uint8_t*);
+template std::size_t encode_message(const std::uint64_t*, const double*, std::size_t, std::uint64_t,
+                                    Codec, std::uint8_t*);
 template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint32_t*, float*);
 template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint64_t*, float*);
 template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint32_t*, double*);

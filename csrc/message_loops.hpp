@@ -3,8 +3,8 @@
 // Continue a CRC register (not inverted) over some bytes, eight at a time by table lookup:
 // M. E. Kounavis and F. L. Berry, "Novel table lookup-based algorithms for high-performance CRC
 // generation", IEEE Trans. Comput. 57(11), 2008.
-PAROPT_TARGET inline std::uint32_t crc_tables(const std::uint8_t* data, std::size_t size,
-                                              std::uint32_t crc) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint32_t crc_tables(const std::uint8_t* data,
+                                                            std::size_t size, std::uint32_t crc) {
   const auto& t = kCrcTables.at;
   for (; size >= 8; data += 8, size -= 8) {
     const std::uint64_t x = load<std::uint64_t>(data) ^ crc;
@@ -17,30 +17,31 @@ PAROPT_TARGET inline std::uint32_t crc_tables(const std::uint8_t* data, std::siz
 
 #if PAROPT_LEVEL == 0
 
-PAROPT_TARGET inline std::uint32_t crc_update(const std::uint8_t* data, std::size_t size,
-                                              std::uint32_t crc) {
+PAROPT_TARGET std::uint32_t crc_update(const std::uint8_t* data, std::size_t size,
+                                       std::uint32_t crc) {
   return crc_tables(data, size, crc);
 }
 
 #else
 
 // Multiply a 128-bit remainder by x^distance modulo the CRC polynomial and add the next 16 bytes.
-PAROPT_TARGET inline __m128i fold(__m128i remainder, __m128i powers, const std::uint8_t* next) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE __m128i fold(__m128i remainder, __m128i powers,
+                                                const std::uint8_t* next) {
   const __m128i low = _mm_clmulepi64_si128(remainder, powers, 0x00);
   const __m128i high = _mm_clmulepi64_si128(remainder, powers, 0x11);
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(next));
   return _mm_xor_si128(_mm_xor_si128(low, high), bytes);
 }
 
-PAROPT_TARGET inline __m128i powers_for(const FoldPowers& powers) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE __m128i powers_for(const FoldPowers& powers) {
   return _mm_set_epi64x(static_cast<long long>(powers.high), static_cast<long long>(powers.low));
 }
 
 // Carry-less multiplication folds four lanes of 16 bytes: V. Gopal et al., "Fast CRC computation
 // for generic polynomials using PCLMULQDQ instruction", Intel white paper, 2009. The last 16 bytes
 // go through the tables, which replaces the paper's Barrett reduction.
-PAROPT_TARGET inline std::uint32_t crc_update(const std::uint8_t* data, std::size_t size,
-                                              std::uint32_t crc) {
+PAROPT_TARGET std::uint32_t crc_update(const std::uint8_t* data, std::size_t size,
+                                       std::uint32_t crc) {
   if (size < 128) return crc_tables(data, size, crc);
   const __m128i by64 = powers_for(kFoldBy64), by16 = powers_for(kFoldBy16);
   __m128i lane[4];

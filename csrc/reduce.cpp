@@ -16,7 +16,7 @@ constexpr std::size_t kAddBlock = 65536;
 template <class T>
 void add(T* out, const T* in, std::size_t n) {
   const std::size_t blocks = ceil_div(n, kAddBlock);
-  const int threads = threads_for(blocks, 2);
+  [[maybe_unused]] const int threads = threads_for(blocks, 2);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::size_t first = b * kAddBlock;

@@ -40,12 +40,12 @@ struct Cut {
 namespace paropt {
 namespace {
 
-constexpr std::size_t kBlock = 16384;       // entries; a block and its residual fit in L2
-constexpr std::size_t kSlack = 64;          // what vector stores may write past a list
-constexpr std::size_t kBlocksPerThread = 8; // fewer are not worth a thread
-constexpr std::size_t kLine = 16;           // neighbouring entries sampled together
+constexpr std::size_t kBlock = 16384;        // entries; a block and its residual fit in L2
+constexpr std::size_t kSlack = 64;           // what vector stores may write past a list
+constexpr std::size_t kBlocksPerThread = 8;  // fewer are not worth a thread
+constexpr std::size_t kLine = 16;            // neighbouring entries sampled together
 constexpr std::size_t kMostLines = 1024;
-constexpr std::size_t kSampledFrom = 32768; // shorter vectors go without a sample
+constexpr std::size_t kSampledFrom = 32768;  // shorter vectors go without a sample
 constexpr unsigned kBinBits = 11;
 
 // Find the cut for the k winners among m values, 0 < k <= m. Each round spreads the keys that are
@@ -134,7 +134,7 @@ class Search {
   std::vector<Run> runs_;
   std::vector<List> scratch_;
   std::mutex mutex_;
-  std::size_t used_ = 0;       // entries of the pool, guarded by mutex_ within a sweep
+  std::size_t used_ = 0;  // entries of the pool, guarded by mutex_ within a sweep
   std::size_t nonfinite_ = 0;
   std::size_t strict_after_ = 0;  // blocks after this one must exceed the bound, not reach it
 };
@@ -173,7 +173,7 @@ template <class T, class I>
 bool Search<T, I>::sweep(Key bound) {
   std::atomic<bool> full{false};
   std::size_t nonfinite = 0;
-  const int threads = static_cast<int>(scratch_.size());
+  [[maybe_unused]] const int threads = static_cast<int>(scratch_.size());
 #pragma omp parallel for schedule(dynamic, 2) num_threads(threads) if (threads > 1) \
     reduction(+ : nonfinite)
   for (std::size_t block = 0; block < runs_.size(); ++block) {
@@ -186,16 +186,14 @@ bool Search<T, I>::sweep(Key bound) {
 }
 
 template <class T, class I>
-bool Search<T, I>::collect_block(std::size_t block, Key bound, List& list,
-                                 std::size_t& nonfinite) {
+bool Search<T, I>::collect_block(std::size_t block, Key bound, List& list, std::size_t& nonfinite) {
   Run& run = runs_[block];
   const std::size_t first = block * kBlock, count = std::min(kBlock, n_ - first);
   T* residual = residual_ == nullptr ? nullptr : residual_ + first;
   const bool accumulate = residual != nullptr && !run.seen;
   const std::size_t found =
-      PAROPT_DISPATCH(collect(gradient_ + first, residual, accumulate, count,
-                              static_cast<I>(first), bound, list.positions.get(),
-                              list.values.get()));
+      PAROPT_DISPATCH(collect(gradient_ + first, residual, accumulate, count, static_cast<I>(first),
+                              bound, list.positions.get(), list.values.get()));
   if (!run.seen) {
     // Non-finite entries are candidates unless the bound is beyond infinity.
     if (bound <= FloatBits<T>::kInfinity || residual != nullptr) {
@@ -243,8 +241,8 @@ KeyOf<T> Search<T, I>::prune() {
     strict_after_ = block;
     I* positions = pool_.positions.get() + run.offset;
     T* values = pool_.values.get() + run.offset;
-    run.count = static_cast<std::uint32_t>(PAROPT_DISPATCH(
-        keep(positions, values, run.count, cut, residual_, positions, values)));
+    run.count = static_cast<std::uint32_t>(
+        PAROPT_DISPATCH(keep(positions, values, run.count, cut, residual_, positions, values)));
   }
   close_gaps();
   return bound;
@@ -280,9 +278,9 @@ template <class T, class I>
 void Search<T, I>::finish(I* indices, T* values) {
   Cut<T> cut = find_cut(pool_.values.get(), used_, k_);
   for (const Run& run : runs_) {
-    const std::size_t kept = PAROPT_DISPATCH(
-        keep(pool_.positions.get() + run.offset, pool_.values.get() + run.offset, run.count, cut,
-             residual_, indices, values));
+    const std::size_t kept =
+        PAROPT_DISPATCH(keep(pool_.positions.get() + run.offset, pool_.values.get() + run.offset,
+                             run.count, cut, residual_, indices, values));
     indices += kept;
     values += kept;
   }

@@ -2,7 +2,8 @@
 
 // Bit j says whether x[j] has a key of at least `bound`, for j < width <= 64.
 template <class T>
-PAROPT_TARGET inline std::uint64_t at_least(const T* x, std::size_t width, KeyOf<T> bound) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least(const T* x, std::size_t width,
+                                                          KeyOf<T> bound) {
   std::uint64_t hits = 0;
   for (std::size_t j = 0; j < width; ++j) hits |= std::uint64_t{key_of(x[j]) >= bound} << j;
   return hits;
@@ -10,7 +11,7 @@ PAROPT_TARGET inline std::uint64_t at_least(const T* x, std::size_t width, KeyOf
 
 #if PAROPT_LEVEL == 2
 
-PAROPT_TARGET inline std::uint64_t at_least64(const float* x, std::uint32_t bound) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const float* x, std::uint32_t bound) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const __m512i least = _mm512_set1_epi32(static_cast<int>(bound));
   std::uint64_t hits = 0;
@@ -21,7 +22,7 @@ PAROPT_TARGET inline std::uint64_t at_least64(const float* x, std::uint32_t boun
   return hits;
 }
 
-PAROPT_TARGET inline std::uint64_t at_least64(const double* x, std::uint64_t bound) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const double* x, std::uint64_t bound) {
   const __m512i magnitude = _mm512_set1_epi64(0x7fffffffffffffff);
   const __m512i least = _mm512_set1_epi64(static_cast<long long>(bound));
   std::uint64_t hits = 0;
@@ -35,7 +36,7 @@ PAROPT_TARGET inline std::uint64_t at_least64(const double* x, std::uint64_t bou
 #elif PAROPT_LEVEL == 1
 
 // Keys fit in the positive signed integers, so "at least bound" is "above bound - 1", also for 0.
-PAROPT_TARGET inline std::uint64_t at_least64(const float* x, std::uint32_t bound) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const float* x, std::uint32_t bound) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   const __m256i below = _mm256_set1_epi32(static_cast<int>(bound - 1));
   std::uint64_t hits = 0;
@@ -48,7 +49,7 @@ PAROPT_TARGET inline std::uint64_t at_least64(const float* x, std::uint32_t boun
   return hits;
 }
 
-PAROPT_TARGET inline std::uint64_t at_least64(const double* x, std::uint64_t bound) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const double* x, std::uint64_t bound) {
   const __m256i magnitude = _mm256_set1_epi64x(0x7fffffffffffffff);
   const __m256i below = _mm256_set1_epi64x(static_cast<long long>(bound - 1));
   std::uint64_t hits = 0;
@@ -64,7 +65,7 @@ PAROPT_TARGET inline std::uint64_t at_least64(const double* x, std::uint64_t bou
 #else
 
 template <class T>
-PAROPT_TARGET inline std::uint64_t at_least64(const T* x, KeyOf<T> bound) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const T* x, KeyOf<T> bound) {
   return at_least(x, 64, bound);
 }
 
@@ -72,8 +73,8 @@ PAROPT_TARGET inline std::uint64_t at_least64(const T* x, KeyOf<T> bound) {
 
 // Append the entries x[j] that `hits` names, and their positions, to a list.
 template <class T, class I>
-PAROPT_TARGET inline std::size_t take(std::uint64_t hits, const T* x, I first, I* positions,
-                                      T* values) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t take(std::uint64_t hits, const T* x, I first,
+                                                    I* positions, T* values) {
   std::size_t taken = 0;
   for (; hits != 0; hits &= hits - 1, ++taken) {
     const int j = __builtin_ctzll(hits);
@@ -88,8 +89,9 @@ PAROPT_TARGET inline std::size_t take(std::uint64_t hits, const T* x, I first, I
 // With many hits a register compress and a whole store beat the loop above. Zen 4 has traps: the
 // memory form of compress is microcoded, and the zero-masked form waits for its last result.
 // May write up to 16 entries past the last one taken.
-PAROPT_TARGET inline std::size_t take(std::uint64_t hits, const float* x, std::uint32_t first,
-                                      std::uint32_t* positions, float* values) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t take(std::uint64_t hits, const float* x,
+                                                    std::uint32_t first, std::uint32_t* positions,
+                                                    float* values) {
   if (__builtin_popcountll(hits) < 6) {
     return take<float, std::uint32_t>(hits, x, first, positions, values);
   }
@@ -97,7 +99,8 @@ PAROPT_TARGET inline std::size_t take(std::uint64_t hits, const float* x, std::u
   std::size_t taken = 0;
   for (int j = 0; j < 64; j += 16) {
     const auto mask = static_cast<__mmask16>(hits >> j);
-    const __m512i position = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first) + j), lanes);
+    const __m512i position =
+        _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first) + j), lanes);
     const __m512i value = _mm512_loadu_si512(x + j);
     _mm512_storeu_si512(positions + taken, _mm512_mask_compress_epi32(position, mask, position));
     _mm512_storeu_si512(values + taken, _mm512_mask_compress_epi32(value, mask, value));
@@ -109,7 +112,7 @@ PAROPT_TARGET inline std::size_t take(std::uint64_t hits, const float* x, std::u
 #endif
 
 template <class T>
-PAROPT_TARGET inline void clear(std::uint64_t hits, T* x) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void clear(std::uint64_t hits, T* x) {
   for (; hits != 0; hits &= hits - 1) x[__builtin_ctzll(hits)] = T{0};
 }
 
@@ -130,9 +133,10 @@ PAROPT_TARGET std::size_t collect(const T* gradient, T* residual, bool accumulat
     const std::uint64_t hits = width == 64 ? at_least64(x, bound) : at_least(x, width, bound);
     if (hits == 0) continue;
     // A partial group has fewer than 64 readable entries, which the overload for many hits reads.
-    found += width == 64 ? take(hits, x, static_cast<I>(first + i), positions + found, values + found)
-                         : take<T, I>(hits, x, static_cast<I>(first + i), positions + found,
-                                      values + found);
+    found +=
+        width == 64
+            ? take(hits, x, static_cast<I>(first + i), positions + found, values + found)
+            : take<T, I>(hits, x, static_cast<I>(first + i), positions + found, values + found);
     if (residual != nullptr) clear(hits, residual + i);
   }
   return found;
@@ -148,8 +152,8 @@ PAROPT_TARGET std::size_t count_nonfinite(const T* x, std::size_t n) {
 // Move the candidates that win to `to_positions` and `to_values` (which may be the lists
 // themselves), put the others back into the residual, and return the number of winners.
 template <class T, class I>
-PAROPT_TARGET std::size_t keep(const I* positions, const T* values, std::size_t count,
-                               Cut<T>& cut, T* residual, I* to_positions, T* to_values) {
+PAROPT_TARGET std::size_t keep(const I* positions, const T* values, std::size_t count, Cut<T>& cut,
+                               T* residual, I* to_positions, T* to_values) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const KeyOf<T> key = key_of(values[i]);

@@ -52,7 +52,8 @@ void require_counts(std::uint64_t n, std::uint64_t k) {
 
 template <class I>
 void require_index_type(std::uint64_t n) {
-  require(sizeof(I) == 8 || n <= std::uint64_t{1} << 32, "n must be at most 2^32 for uint32 indices");
+  require(sizeof(I) == 8 || n <= std::uint64_t{1} << 32,
+          "n must be at most 2^32 for uint32 indices");
 }
 
 paropt::Codec codec_of(int id) {
@@ -149,8 +150,7 @@ std::size_t encode_message(const Array<I>& indices, const Array<T>& values, std:
   const paropt::Codec c = codec_of(codec);
   const I* i = input(indices);
   const T* v = input(values);
-  std::uint8_t* o =
-      output(out, paropt::max_message_bytes(n, k, c, paropt::ValueTypeOf<T>::value));
+  std::uint8_t* o = output(out, paropt::max_message_bytes(n, k, c, paropt::ValueTypeOf<T>::value));
   return unlocked([=] { return paropt::encode_message(i, v, k, n, c, o); });
 }
 
@@ -165,7 +165,8 @@ void decode_message(const Bytes& data, Array<I>& indices, Array<T>& values) {
   const std::uint8_t* d = input(data);
   const std::size_t size = length(data);
   const paropt::MessageHeader header = paropt::read_header(d, size);
-  require(header.value_type == paropt::ValueTypeOf<T>::value, "values must have the message's type");
+  require(header.value_type == paropt::ValueTypeOf<T>::value,
+          "values must have the message's type");
   require_index_type<I>(header.n);
   I* i = output(indices, header.k);
   T* v = output(values, header.k);
@@ -225,8 +226,7 @@ void define_for_pair(py::module_& m) {
   m.def("scatter_add", &scatter_add<T, I>, py::arg("dense").noconvert(),
         py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("scale"));
   m.def("encode_message", &encode_message<T, I>, py::arg("indices").noconvert(),
-        py::arg("values").noconvert(), py::arg("n"), py::arg("codec"),
-        py::arg("out").noconvert());
+        py::arg("values").noconvert(), py::arg("n"), py::arg("codec"), py::arg("out").noconvert());
   m.def("decode_message", &decode_message<T, I>, py::arg("data").noconvert(),
         py::arg("indices").noconvert(), py::arg("values").noconvert());
 }
@@ -253,8 +253,9 @@ void define_for_index(py::module_& m) {
 PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.doc() = "CPU kernels; use them through paropt_hpc.kernels.";
   py::register_local_exception_translator(&translate_format_error);
-  m.def("isa", [] { return std::string(paropt::isa_name(paropt::isa())); },
-        "Name of the instruction set in use.");
+  m.def(
+      "isa", [] { return std::string(paropt::isa_name(paropt::isa())); },
+      "Name of the instruction set in use.");
   m.def("isas", &isas, "Names of those that this processor supports.");
   m.def("set_isa", &set_isa, py::arg("name"), "Choose one for all threads.");
   m.def("openmp_threads", &paropt::openmp_max_threads, "Threads per kernel; 1 without OpenMP.");

@@ -30,7 +30,9 @@ def implementation() -> ModuleType:
     """
     forced = os.environ.get("PAROPT_BACKEND", "")
     if forced not in ("", *BACKENDS):
-        raise ConfigError(f"PAROPT_BACKEND must be native or reference, got {forced!r}; or unset it")
+        raise ConfigError(
+            f"PAROPT_BACKEND must be native or reference, got {forced!r}; or unset it"
+        )
     if forced == "reference":
         return reference
     native = native_module()

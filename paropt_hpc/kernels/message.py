@@ -20,10 +20,19 @@ from paropt_hpc.kernels.checks import (
 )
 from paropt_hpc.kernels.index_codec import Codec, index_dtype
 
-__all__ = ["HEADER_BYTES", "Decoded", "Header", "decode", "decode_add", "encode", "header", "max_bytes"]
+__all__ = [
+    "HEADER_BYTES",
+    "Decoded",
+    "Header",
+    "decode",
+    "decode_add",
+    "encode",
+    "header",
+    "max_bytes",
+]
 
 HEADER_BYTES = 40
-_VALUE_TYPES = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
+_VALUE_TYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
 _UINT8 = np.dtype(np.uint8)
 
 
@@ -63,7 +72,7 @@ def max_bytes(n: int, k: int, dtype: Any, codec: Codec | str = "auto") -> int:
     if dtype not in FLOATS:
         raise TypeError(f"dtype must be float32 or float64, got {dtype}")
     index_bytes = index_codec.max_encoded_bytes(n, k, codec)
-    return HEADER_BYTES + -(-index_bytes // 8) * 8 + k * dtype.itemsize
+    return HEADER_BYTES + -(-index_bytes // 8) * 8 + k * int(dtype.itemsize)
 
 
 def encode(

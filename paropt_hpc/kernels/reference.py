@@ -38,12 +38,10 @@ _MOST_LOW_BITS = 40
 _HEADER = struct.Struct("<4sBBBBQQQII")
 _CHECKSUM_AT = 32
 _MAGIC, _VERSION = b"PRPT", 1
-_VALUE_TYPES = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
+_VALUE_TYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
 
 
-def topk(
-    gradient: _Array, residual: _Array | None, k: int, indices: _Array, values: _Array
-) -> int:
+def topk(gradient: _Array, residual: _Array | None, k: int, indices: _Array, values: _Array) -> int:
     """Select by a stable sort of the keys; see `paropt_hpc.kernels.topk.select`."""
     with np.errstate(all="ignore"):
         acc = gradient if residual is None else residual + gradient
@@ -212,12 +210,10 @@ def _decode_bitmap(data: _Bytes, n: int, k: int) -> _Array:
 
 def crc32(data: _Bytes) -> int:
     """Return zlib's CRC-32."""
-    return zlib.crc32(data)
+    return zlib.crc32(data.data)
 
 
-def encode_message(
-    indices: _Array, values: _Array, n: int, codec: int, out: _Bytes
-) -> int:
+def encode_message(indices: _Array, values: _Array, n: int, codec: int, out: _Bytes) -> int:
     """Encode into `out` and return the number of bytes."""
     index_bytes = encode_indices(indices, n, codec, out[_HEADER.size :])
     value_at = _HEADER.size + _padded(index_bytes)
@@ -226,15 +222,17 @@ def encode_message(
     out[value_at:size] = values.view(np.uint8)
     value_type = next(number for number, dtype in _VALUE_TYPES.items() if dtype == values.dtype)
     fields = (_MAGIC, _VERSION, codec, value_type, 0, n, values.size, index_bytes)
-    _HEADER.pack_into(out, 0, *fields, 0, 0)
-    _HEADER.pack_into(out, 0, *fields, _message_checksum(out[:size]), 0)
+    _HEADER.pack_into(out.data, 0, *fields, 0, 0)
+    _HEADER.pack_into(out.data, 0, *fields, _message_checksum(out[:size]), 0)
     return size
 
 
 def read_header(data: _Bytes) -> tuple[int, int, int, int, int, int, int]:
     """Return version, codec, value type, n, k, index_bytes, checksum after checks."""
     _check_kind(data)
-    _, version, codec, value_type, _, n, k, index_bytes, checksum, _ = _HEADER.unpack_from(data)
+    _, version, codec, value_type, _, n, k, index_bytes, checksum, _ = _HEADER.unpack_from(
+        data.data
+    )
     if n > 2**40 or k > n:
         raise MessageError(f"header must have k <= n <= 2^40, got n = {n} and k = {k}")
     if index_bytes > data.size:
@@ -275,7 +273,7 @@ def _check_kind(data: _Bytes) -> None:
         raise MessageError(
             f"message is truncated: the header takes {_HEADER.size} bytes, got {data.size}"
         )
-    magic, version, codec, value_type, flags, *_, reserved = _HEADER.unpack_from(data)
+    magic, version, codec, value_type, flags, *_, reserved = _HEADER.unpack_from(data.data)
     if magic != _MAGIC:
         wanted, got = (int.from_bytes(word, "little") for word in (_MAGIC, magic))
         raise MessageError(f"not a message: expected magic {wanted:08x}, got {got:08x}")
@@ -300,8 +298,8 @@ def _verify_message(data: _Bytes, index_bytes: int, checksum: int) -> None:
 
 
 def _message_checksum(data: _Bytes) -> int:
-    crc = zlib.crc32(bytes(4), zlib.crc32(data[:_CHECKSUM_AT]))
-    return zlib.crc32(data[_CHECKSUM_AT + 4 :], crc)
+    crc = zlib.crc32(bytes(4), zlib.crc32(data[:_CHECKSUM_AT].data))
+    return zlib.crc32(data[_CHECKSUM_AT + 4 :].data, crc)
 
 
 def _padded(size: int) -> int:

@@ -38,7 +38,8 @@ def select(
 
     Magnitudes are ordered by the bit pattern without its sign, read as an unsigned integer: NaN
     stands above infinity, infinity above every number, and -0 equals 0. The lowest index wins a
-    tie. Result and residual do not depend on backend, instruction set or number of threads.
+    tie. Result and residual do not depend on backend, instruction set or number of threads, but for
+    one thing: which bit pattern a sum keeps where residual and gradient are both NaN.
 
     Parameters
     ----------

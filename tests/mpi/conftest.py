@@ -1,6 +1,8 @@
 """What every MPI test needs; all ranks run the same tests in the same order."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -27,3 +29,10 @@ def everywhere(world: MPI.Intracomm) -> Callable[[list[str]], None]:
         assert not found
 
     return check
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder of this rank's own: pytest's are numbered and cleaned by every rank at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)

@@ -122,7 +122,9 @@ def test_choice(path):
     assert index_codec.choose(0, 0) is Codec.RICE
     dense = np.arange(500, dtype=np.uint32)
     assert index_codec.encode(dense, 1000).size == 125
-    np.testing.assert_array_equal(index_codec.decode(np.packbits(np.arange(8) < 4), 8, 4), range(4, 8))
+    np.testing.assert_array_equal(
+        index_codec.decode(np.packbits(np.arange(8) < 4), 8, 4), range(4, 8)
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -179,7 +181,11 @@ def u32(*values):
         (lambda: index_codec.encode(u32(1), 2**32 + 1), TypeError, "uint64, got uint32"),
         (lambda: index_codec.encode(u32(1), 2**41), ValueError, r"n must be in \[0, 2\*\*40\]"),
         (lambda: index_codec.encode(u32(1, 2), 1), ValueError, r"k must be in \[0, 1\], got 2"),
-        (lambda: index_codec.encode(u32(1), 9, "zip"), ValueError, "auto, rice or bitmap, got 'zip'"),
+        (
+            lambda: index_codec.encode(u32(1), 9, "zip"),
+            ValueError,
+            "auto, rice or bitmap, got 'zip'",
+        ),
         (lambda: index_codec.encode(u32(1), 9, out=np.empty(1, np.uint8)), ValueError, "at least"),
         (lambda: index_codec.encode(u32(1, 2, 3)[::2], 9), ValueError, "contiguous"),
         (lambda: index_codec.decode([1], 9, 1), TypeError, "bytes or a uint8 array, got list"),

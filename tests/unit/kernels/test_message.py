@@ -229,22 +229,22 @@ def test_crc_is_that_of_zlib(path, size):
     assert backend.implementation().crc32(data) == zlib.crc32(data)
 
 
-X = np.zeros(5, np.float32)
-I = np.arange(5, dtype=np.uint32)
+X5 = np.zeros(5, np.float32)
+I5 = np.arange(5, dtype=np.uint32)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: message.encode(I, X[:4], 9), ValueError, "values must have 5 entries, got 4"),
-        (lambda: message.encode(I, X.astype(int), 9), TypeError, "values must be float32 or"),
-        (lambda: message.encode(I.astype(int), X, 9), TypeError, "indices must be uint32"),
-        (lambda: message.encode(I, X, 4), ValueError, r"k must be in \[0, 4\], got 5"),
-        (lambda: message.encode(I, X, 9, np.empty(9, np.uint8)), ValueError, "out must have at"),
-        (lambda: message.encode(I[::-1].copy(), X, 9), ValueError, "ascending, got 4 before 3"),
+        (lambda: message.encode(I5, X5[:4], 9), ValueError, "values must have 5 entries, got 4"),
+        (lambda: message.encode(I5, X5.astype(int), 9), TypeError, "values must be float32 or"),
+        (lambda: message.encode(I5.astype(int), X5, 9), TypeError, "indices must be uint32"),
+        (lambda: message.encode(I5, X5, 4), ValueError, r"k must be in \[0, 4\], got 5"),
+        (lambda: message.encode(I5, X5, 9, np.empty(9, np.uint8)), ValueError, "out must have at"),
+        (lambda: message.encode(I5[::-1].copy(), X5, 9), ValueError, "ascending, got 4 before 3"),
         (lambda: message.max_bytes(9, 2, np.float16), TypeError, "dtype must be float32 or"),
-        (lambda: message.decode_add(b"", X[::2]), ValueError, "dense must be contiguous"),
-        (lambda: message.decode_add(b"", X.astype(int)), TypeError, "dense must be float32 or"),
+        (lambda: message.decode_add(b"", X5[::2]), ValueError, "dense must be contiguous"),
+        (lambda: message.decode_add(b"", X5.astype(int)), TypeError, "dense must be float32 or"),
         (lambda: message.decode(b""), MessageError, "header takes 40 bytes, got 0"),
         (lambda: message.decode("text"), TypeError, "bytes or a uint8 array, got str"),
     ],

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from paropt_hpc.kernels import reduce
+from paropt_hpc.kernels import backend, reduce
 
 BLOCK = 65536
 DTYPES = [np.float32, np.float64]
@@ -72,6 +72,14 @@ def test_scatter_add_rounds_the_product_first(path):
     dense = np.array([-x * x], np.float32)  # a fused multiply-add would leave the rounding error
     reduce.scatter_add(dense, np.zeros(1, np.uint32), np.array([x]), float(x))
     assert dense[0] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scatter_add_with_wide_indices(path, dtype):
+    # Vectors above 2**32 entries do not fit in a test, their index type does.
+    dense, values = np.zeros(4, dtype), np.array([1, 2, 3], dtype)
+    backend.implementation().scatter_add(dense, np.array([3, 0, 3], np.uint64), values, 2)
+    np.testing.assert_array_equal(dense, [4, 0, 0, 8])
 
 
 X = np.zeros(4, np.float32)

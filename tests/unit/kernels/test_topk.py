@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from paropt_hpc.kernels import topk
+from paropt_hpc.kernels import backend, topk
 
 BLOCK = 16384
 DTYPES = [np.float32, np.float64]
@@ -127,6 +127,23 @@ def test_patterns(path, pattern, density):
     check_select(gradient, k, np.full(LARGE, 0.25, np.float32))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pattern", ["normal", "ties", "sample too high"])
+def test_wide_indices(path, dtype, pattern):
+    # Vectors above 2**32 entries do not fit in a test, their index type does.
+    gradient, residual = PATTERNS[pattern].astype(dtype), np.ones(LARGE, dtype)
+    expected, expected_residual = topk.select(gradient, 5000, residual), residual
+    indices, values, residual = (
+        np.empty(5000, np.uint64),
+        np.empty(5000, dtype),
+        np.ones(LARGE, dtype),
+    )
+    backend.implementation().topk(gradient, residual, 5000, indices, values)
+    np.testing.assert_array_equal(indices, expected.indices)
+    np.testing.assert_array_equal(values, expected.values)
+    np.testing.assert_array_equal(residual, expected_residual)
+
+
 def test_no_entry_wanted_still_accumulates(path):
     gradient, residual = np.array([1, np.nan], np.float32), np.array([2, 3], np.float32)
     assert topk.select(gradient, 0, residual).nonfinite == 1
@@ -177,7 +194,11 @@ OUT = np.zeros(4, np.uint32), np.zeros(4, np.float32)
         (lambda: topk.select(X[::2], 1), ValueError, "contiguous, got a stride of 8 bytes"),
         (lambda: topk.select(X.reshape(2, 2), 1), ValueError, "one dimension, got shape"),
         (lambda: topk.select(misaligned(4, np.float32), 1), ValueError, "aligned to 4 bytes"),
-        (lambda: topk.select(X, 1, X.astype(np.float64)), TypeError, "must be float32, got float64"),
+        (
+            lambda: topk.select(X, 1, X.astype(np.float64)),
+            TypeError,
+            "must be float32, got float64",
+        ),
         (lambda: topk.select(X, 1, np.zeros(3, np.float32)), ValueError, "4 entries, got 3"),
         (lambda: topk.select(X, 1, read_only(4)), ValueError, "residual must be writable"),
         (lambda: topk.select(X, 1, X), ValueError, "residual and gradient must not overlap"),

@@ -1,0 +1,140 @@
+"""What a person sees: lines, tables, the progress bar, errors."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from paropt_hpc.cluster import Check, Fact
+from paropt_hpc.experiments import comparison as compare_runs
+from paropt_hpc.experiments import figures
+from paropt_hpc.train.loop import Observer
+
+__all__ = ["checks", "comparison", "error", "facts", "line", "progress", "summary"]
+
+LAUNCHERS = ("mpiexec", "mpirun", "hydra", "prterun", "prted", "orted", "srun")
+
+
+def line(text: str) -> None:
+    """Print one line of output."""
+    _out().print(escape(text), highlight=False, soft_wrap=True)
+
+
+def error(text: str) -> None:
+    """Print a fault on standard error, in one line where it has one."""
+    _err().print(f"[red]paropt: error:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def summary(values: Mapping[str, Any]) -> None:
+    """Print the figures of one run."""
+    _table(["", "result"], [[label, text] for label, text in figures(values).items()])
+
+
+def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the figures of several runs side by side."""
+    header, *rows = compare_runs(summaries)
+    _table(header, rows)
+
+
+def facts(found: list[Fact]) -> None:
+    """Print what this installation has; what is missing comes with its remedy."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for fact in found:
+        mark = "[green]ok[/]" if fact.ok else "[yellow]--[/]"
+        text = escape(fact.value) + (f"\n[dim]{escape(fact.remedy)}[/]" if fact.remedy else "")
+        table.add_row(mark, fact.name, text)
+    _out().print(table, highlight=False)
+
+
+def checks(done: list[Check]) -> None:
+    """Print the outcome of every selftest."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("check", "result", "seconds"):
+        table.add_column(column, justify="right" if column == "seconds" else "left")
+    for check in done:
+        result = f"[red]{escape(check.fault)}[/]" if check.fault else "[green]ok[/]"
+        table.add_row(check.name, result, f"{check.seconds:.2f}")
+    _out().print(table, highlight=False)
+
+
+@contextmanager
+def progress(rank: int) -> Iterator[Observer | None]:
+    """Show a progress bar on rank 0 while the block runs, and only on a terminal."""
+    if rank != 0 or not _on_terminal():
+        yield None
+        return
+    bar = Progress(
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, force_terminal=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("training", total=None, loss="")
+        yield lambda step, total, loss: bar.update(
+            task, completed=step, total=total, loss=f"loss {loss:.4f}"
+        )
+
+
+def _on_terminal() -> bool:
+    """Say whether standard error ends at a terminal, directly or through an MPI launcher.
+
+    A launcher hands its ranks a pipe and copies it to its own standard error; so where the
+    parents are launchers, the outermost one of them decides.
+    """
+    if os.isatty(2):
+        return True
+    process, terminal = os.getppid(), False
+    while process > 1 and _name(process).startswith(LAUNCHERS):
+        terminal = _is_terminal(process)
+        process = _parent(process)
+    return terminal
+
+
+def _name(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _is_terminal(process: int) -> bool:
+    try:
+        return str(Path(f"/proc/{process}/fd/2").readlink()).startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:
+        return False
+
+
+def _parent(process: int) -> int:
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    return int(status.rpartition(")")[2].split()[1])
+
+
+def _table(header: list[str], rows: list[list[str]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    for number, title in enumerate(header):
+        table.add_column(escape(title), justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    _out().print(table, highlight=False)
+
+
+def _out() -> Console:
+    return Console()
+
+
+def _err() -> Console:
+    return Console(stderr=True)

@@ -1,0 +1,153 @@
+"""Commands of ``paropt``, and what becomes of an error on one or all ranks.
+
+A fault that all ranks have agreed on ends each of them with one line from rank 0. A fault
+of one rank alone is printed there, and ends the others through ``MPI_Abort``, because
+they may be waiting for it.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from paropt_hpc import __version__
+from paropt_hpc.cli import console
+from paropt_hpc.cluster import describe, run_selftest
+from paropt_hpc.comm import Communicator, world
+from paropt_hpc.comm.launcher import abort, launched_rank, launched_size
+from paropt_hpc.errors import ParoptError, is_on_every_rank
+from paropt_hpc.train import Config, load_config, read_summary, train
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Parallel optimisation on MPI clusters.",
+    epilog="Start with several ranks by mpiexec: mpiexec -n 4 paropt train config.toml",
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run ``paropt`` with the given arguments (default: those of the process) and exit.
+
+    The exit status is 0 for success, 1 for a failed selftest or an internal error, 2 for a
+    fault of the user's input, 130 after Ctrl-C.
+    """
+    sys.exit(
+        _run(get_command(app), (sys.argv[1:] if arguments is None else arguments) or ["--help"])
+    )
+
+
+def _run(command: Callable[..., object], arguments: list[str]) -> int:
+    try:
+        status = command(args=arguments, prog_name="paropt", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
+    except ParoptError as error:
+        return _fail(str(error), 2, everywhere=is_on_every_rank(error))
+    except Exception as error:
+        if hasattr(error, "format_message"):  # wrong usage, as every rank has found out
+            return _fail(f"{error.format_message()}; see paropt --help", 2, everywhere=True)
+        return _fail(traceback.format_exc(), 1, everywhere=is_on_every_rank(error))
+
+
+def _fail(text: str, status: int, *, everywhere: bool) -> int:
+    """Print a fault; end the other ranks unless each of them fails as well."""
+    rank, (size, _) = launched_rank(os.environ), launched_size(os.environ)
+    if everywhere:
+        if rank == 0:
+            console.error(text)
+        return status
+    console.error(text if size == 1 else f"rank {rank}: {text}")
+    abort(status)
+    return status
+
+
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="Settings of the run, a TOML file.")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting: `--set train.lr=0.1`."),
+]
+RunFolders = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        console.line(f"paropt-hpc {__version__}")
+        raise typer.Exit
+
+
+@app.command("train", epilog="mpiexec -n 4 paropt train digits.toml --set compress.method=topk")
+def train_command(config_file: ConfigFile, assignments: Assignments = None) -> None:
+    """Train a model as a configuration says, on as many ranks as are started.
+
+    Results go to the run folder, `runs/NAME` by default: the complete configuration, the
+    metrics of every epoch, and a summary.
+    """
+    with world() as comm:
+        config = _shared_config(comm, config_file, assignments or [])
+        with console.progress(comm.rank) as observer:
+            summary = train(config, comm, observer)
+        if comm.rank == 0:
+            console.summary(asdict(summary))
+            console.line(f"results in {config.run.dir}")
+
+
+@app.command()
+def compare(folders: RunFolders) -> None:
+    """Print the figures of finished runs side by side."""
+    console.comparison({folder.name: read_summary(folder) for folder in folders})
+
+
+@app.command()
+def info() -> None:
+    """Say what this installation has, what is missing, and how to get it.
+
+    Under `mpiexec`, also where the ranks are.
+    """
+    with world() as comm:
+        found = describe(comm)
+        if comm.rank == 0:
+            console.facts(found)
+
+
+@app.command()
+def selftest() -> None:
+    """Try every kernel against its oracle, and every collective on the ranks started.
+
+    Takes less than a minute: `mpiexec -n 4 paropt selftest`.
+    """
+    with world() as comm:
+        done = run_selftest(comm)
+        if comm.rank == 0:
+            console.checks(done)
+        if any(check.fault for check in done):
+            raise typer.Exit(1)
+
+
+def _shared_config(comm: Communicator, path: Path, assignments: list[str]) -> Config:
+    """Read the configuration on every rank; name the run folder after the file."""
+    with comm.together():
+        config = load_config(path, assignments)
+        if config.run.dir is None:
+            run = config.run.model_copy(update={"dir": str(Path("runs") / path.stem)})
+            config = config.model_copy(update={"run": run})
+    return config

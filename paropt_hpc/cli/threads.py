@@ -1,0 +1,26 @@
+"""How many threads a rank may start, decided before NumPy's BLAS reads the environment."""
+
+import os
+from collections.abc import MutableMapping
+
+__all__ = ["share_cores"]
+
+# How many ranks a launcher has started on this node.
+_NODE_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
+
+
+def share_cores(environ: MutableMapping[str, str]) -> None:
+    """Give each rank of this node its share of the cores, unless the user has said otherwise.
+
+    Without it every rank starts one thread per core, and ranks that share a node spend their
+    time waiting for one another: many times slower, not a little.
+    """
+    if "OMP_NUM_THREADS" in environ or not hasattr(os, "sched_getaffinity"):
+        return
+    sizes = (environ.get(variable, "") for variable in _NODE_SIZES)
+    ranks = next((int(size) for size in sizes if size.isdecimal() and int(size)), 1)
+    bound = len(os.sched_getaffinity(0))
+    cores = os.cpu_count() or 1
+    # A rank that the launcher has bound to some cores has them for itself.
+    threads = bound if bound < cores else max(1, cores // ranks)
+    environ["OMP_NUM_THREADS"] = str(threads)

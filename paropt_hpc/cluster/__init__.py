@@ -1,0 +1,6 @@
+"""The machine under the ranks: what is installed, where the ranks are, whether it works."""
+
+from paropt_hpc.cluster.environment import Fact, describe
+from paropt_hpc.cluster.selftest import Check, run_selftest
+
+__all__ = ["Check", "Fact", "describe", "run_selftest"]

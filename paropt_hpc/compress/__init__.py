@@ -1,0 +1,5 @@
+"""Gradient buffer to message and back; never imports MPI."""
+
+from paropt_hpc.compress.topk import TopK
+
+__all__ = ["TopK"]

@@ -1,0 +1,191 @@
+"""The settings of a training run: a TOML file, and ``--set`` on top of it.
+
+Every key is checked before anything else happens: its name, its type and its range.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from paropt_hpc.errors import ConfigError
+
+__all__ = ["Config", "load_config", "to_toml"]
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A table of the file: no unknown keys, no conversions, no changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RunConfig(Section):
+    """Where results go, and the seed of everything random."""
+
+    dir: str | None = None  # run folder; by default runs/<name of the file>
+    seed: Annotated[int, Field(ge=0)] = 0
+    overwrite: bool = False  # replace the results in a run folder that has some
+
+
+class DataConfig(Section):
+    """What to train and test on."""
+
+    format: Literal["digits", "libsvm", "idx", "npz"] = "digits"
+    train: str | None = None  # file of the training samples (for idx: the images)
+    train_labels: str | None = None  # idx only
+    test: str | None = None  # file of the test samples; by default a part of `train`
+    test_labels: str | None = None  # idx only
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2  # where no test file is named
+    classes: Annotated[int, Field(ge=2)] | None = None  # by default from the training labels
+    features: Positive | None = None  # libsvm only: by default the largest index
+    scale: Literal["max", "standard", "none"] = "max"  # of the features, by the training part
+
+    @model_validator(mode="after")
+    def _files_fit_the_format(self) -> "DataConfig":
+        needed = {"digits": [], "libsvm": ["train"], "npz": ["train"]}
+        needed["idx"] = ["train", "train_labels"] + (["test_labels"] if self.test else [])
+        for key in needed[self.format]:
+            if getattr(self, key) is None:
+                raise ValueError(f"data.{key} must name a file when data.format is {self.format!r}")
+        return self
+
+
+class ModelConfig(Section):
+    """The model and the type of its parameters."""
+
+    name: Literal["softmax", "mlp"] = "mlp"
+    hidden: list[Positive] = [128]  # widths of the hidden layers; mlp only
+    dtype: Literal["float32", "float64"] = "float32"
+
+
+class TrainConfig(Section):
+    """The optimisation: the same for any number of ranks."""
+
+    epochs: Positive = 10
+    batch: Positive = 64  # samples in a step over all ranks
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    base_batch: Positive | None = None  # batch that lr is meant for; lr * batch / base_batch
+    warmup_epochs: NotNegative = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: NotNegative = 0.0
+
+
+class StrategyConfig(Section):
+    """How ranks keep their parameters together."""
+
+    name: Literal["allreduce"] = "allreduce"
+    algorithm: Literal["ring", "mpi"] = "ring"  # of the dense all-reduce
+
+
+class CompressConfig(Section):
+    """How gradients are shrunk before they are sent."""
+
+    method: Literal["none", "topk"] = "none"
+    density: Annotated[float, Field(gt=0, le=1)] = 0.01  # share of the entries that is sent
+
+
+class Config(Section):
+    """All settings of a run; every key has a default."""
+
+    run: RunConfig = RunConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    strategy: StrategyConfig = StrategyConfig()
+    compress: CompressConfig = CompressConfig()
+
+
+def load_config(path: Path, assignments: Iterable[str] = ()) -> Config:
+    """Read a configuration file and apply ``section.key=value`` assignments to it.
+
+    Parameters
+    ----------
+    path : Path
+        A TOML file. The names of files in it are relative to the current folder.
+    assignments : iterable of str
+        For instance ``"train.lr=0.1"``; values are TOML, anything else is a string.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key, what was expected, and what was found.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    for assignment in assignments:
+        _assign(values, assignment)
+    return _validate(values, str(path))
+
+
+def to_toml(config: Config) -> str:
+    """Return the complete configuration as TOML; keys without a value as comments."""
+    lines = []
+    for section, values in config.model_dump().items():
+        lines.append(f"[{section}]")
+        for key, value in values.items():
+            # JSON's strings, numbers, booleans and arrays are valid TOML.
+            lines.append(f"# {key} is not set" if value is None else f"{key} = {_json(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _assign(values: dict[str, Any], assignment: str) -> None:
+    name, equals, text = assignment.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and key):
+        raise ConfigError(
+            f"--set takes SECTION.KEY=VALUE, got {assignment!r}; for instance --set train.lr=0.1"
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = values.setdefault(section, {})
+    if isinstance(table, dict):  # otherwise validation names the fault
+        table[key] = value
+
+
+def _validate(values: dict[str, Any], source: str) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        raise ConfigError(f"{source}: unknown key {key}; {_nearest(key)}")
+    if first["type"] == "value_error":
+        raise ConfigError(f"{source}: {first['ctx']['error']}")
+    reason = first["msg"].removeprefix("Input ")
+    raise ConfigError(f"{source}: {key} {reason}, got {first['input']!r}")
+
+
+def _nearest(key: str) -> str:
+    """Name the valid key that was probably meant, or list the valid ones."""
+    valid = [
+        f"{section}.{name}"
+        for section, field in Config.model_fields.items()
+        for name in type(field.default).model_fields
+    ]
+    section, _, last = key.rpartition(".")
+    elsewhere = [name for name in valid if name.endswith(f".{last}")]  # right key, wrong table
+    close = difflib.get_close_matches(key, [*valid, *Config.model_fields], n=1)
+    if elsewhere or close:
+        return f"did you mean {(elsewhere or close)[0]}?"
+    known = [name for name in valid if name.startswith(f"{section}.")] or list(Config.model_fields)
+    return f"known are {', '.join(known)}"

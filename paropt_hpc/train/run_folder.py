@@ -1,0 +1,69 @@
+"""The folder that holds what a run was and what came of it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from paropt_hpc.errors import ConfigError
+from paropt_hpc.train.config import Config, to_toml
+
+__all__ = ["RunFolder", "read_summary"]
+
+
+class RunFolder:
+    """Write ``config.toml``, ``metrics.jsonl`` and ``summary.json``; rank 0 only.
+
+    Files are written whole under a temporary name and then renamed; the metrics grow by
+    whole lines. A folder that already has results is refused unless told otherwise.
+    """
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path = path
+        self._metrics = path / "metrics.jsonl"
+        if self._metrics.exists() and not config.run.overwrite:
+            raise ConfigError(
+                f"{path} already holds the results of a run; name another run.dir, "
+                "or replace them with --set run.overwrite=true"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._write("metrics.jsonl", "")
+            (path / "summary.json").unlink(missing_ok=True)
+            self._write("config.toml", to_toml(config))
+        except OSError as error:
+            raise ConfigError(f"cannot write the run folder {path}: {error.strerror}") from None
+
+    def add_metrics(self, record: dict[str, Any]) -> None:
+        """Append one record, one line of JSON."""
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write the result of the whole run."""
+        self._write("summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.path / f".{name}.tmp"
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path / name)
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Return the summary of a finished run.
+
+    Raises
+    ------
+    ConfigError
+        When the folder holds no finished run.
+    """
+    try:
+        summary: dict[str, Any] = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    except OSError:
+        raise ConfigError(f"{path} holds no finished run: it has no summary.json") from None
+    except ValueError as error:
+        raise ConfigError(f"{path / 'summary.json'} is damaged: {error}") from None
+    return summary

@@ -1,0 +1,65 @@
+"""Which samples a rank trains on in each step."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paropt_hpc.errors import ConfigError
+from paropt_hpc.kernels import rng
+
+__all__ = ["Shard", "ShardedSampler"]
+
+
+class Shard(NamedTuple):
+    """One rank's part of one global batch."""
+
+    indices: NDArray[np.int64]  # sample numbers, shape (local,); empty for some ranks of a tail
+    batch: int  # samples in the global batch, over all ranks
+
+
+class ShardedSampler:
+    """Cut every epoch into global batches, and every batch into one shard per rank.
+
+    All ranks draw the same permutation of the epoch, so that the shards are disjoint,
+    every sample counts once per epoch, and a global batch holds the same samples for any
+    number of ranks. The last batch of an epoch may be smaller: then some shards have one
+    sample less, or none, and all ranks still take the same number of steps.
+
+    Parameters
+    ----------
+    n : int
+        Samples in the data set; at least `size`.
+    batch : int
+        Samples in a global batch; a multiple of `size`.
+    rank, size : int
+        As in MPI.
+    seed : int
+        Of the permutations.
+    """
+
+    def __init__(self, n: int, batch: int, rank: int, size: int, seed: int) -> None:
+        if n < size:
+            raise ConfigError(
+                f"{n} samples are fewer than {size} ranks; start at most {n} ranks or add data"
+            )
+        if batch < 1 or batch % size:
+            lower = batch // size * size
+            values = f"{lower} or {lower + size}" if lower > 0 else f"{size}"
+            raise ConfigError(
+                f"the global batch {batch} is not a multiple of {size} ranks; use {values}"
+            )
+        self.n = n
+        self.batch = batch
+        self.steps_per_epoch = -(-n // batch)
+        self._rank = rank
+        self._size = size
+        self._seed = seed
+
+    def epoch(self, number: int) -> Iterator[Shard]:
+        """Yield this rank's shards of epoch `number`, counted from 0; local."""
+        order = rng.philox(self._seed, "sampler", number).permutation(self.n)
+        for first in range(0, self.n, self.batch):
+            batch = order[first : first + self.batch]
+            yield Shard(np.array_split(batch, self._size)[self._rank], batch.size)

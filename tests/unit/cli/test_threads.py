@@ -1,0 +1,33 @@
+import os
+
+import pytest
+
+from paropt_hpc.cli.threads import share_cores
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+
+
+@pytest.mark.parametrize(
+    ("environ", "threads"),
+    [
+        ({}, "8"),
+        ({"MPI_LOCALNRANKS": "2"}, "4"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, "2"),
+        ({"MPI_LOCALNRANKS": "64"}, "1"),
+        ({"MPI_LOCALNRANKS": "2", "OMP_NUM_THREADS": "7"}, "7"),
+    ],
+)
+def test_ranks_of_a_node_share_its_cores(eight_cores, environ, threads):
+    share_cores(environ)
+    assert environ["OMP_NUM_THREADS"] == threads
+
+
+def test_a_bound_rank_uses_its_cores(eight_cores, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 3, 4})
+    environ = {"MPI_LOCALNRANKS": "8"}
+    share_cores(environ)
+    assert environ["OMP_NUM_THREADS"] == "3"

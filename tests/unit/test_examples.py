@@ -1,0 +1,62 @@
+"""Every example runs, and the README shows it as it is."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def mpiexec(ranks, *command):
+    launcher = [os.environ.get("PAROPT_MPIEXEC", "mpiexec"), "-n", str(ranks), sys.executable]
+    done = subprocess.run(
+        [*launcher, *command], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def block_after(marker):
+    """The first code block of the README after a marker."""
+    return re.search(r"```\w*\n(.*?)```", README[README.index(marker) :], re.DOTALL)[1]
+
+
+def test_the_readme_shows_the_library_example():
+    assert block_after("<!-- example: examples/library.py -->") == (
+        EXAMPLES / "library.py"
+    ).read_text(encoding="utf-8")
+
+
+def test_the_readme_shows_its_real_output():
+    command, *shown = block_after("<!-- output of examples/library.py -->").splitlines()
+    assert command == "$ mpiexec -n 4 python -m mpi4py examples/library.py"
+    assert mpiexec(4, "-m", "mpi4py", EXAMPLES / "library.py").splitlines() == shown
+
+
+@pytest.mark.parametrize("name", ["dense", "topk"])
+def test_the_digits_configurations_differ_in_compression_only(name):
+    text = (EXAMPLES / f"digits_{name}.toml").read_text(encoding="utf-8")
+    other = (EXAMPLES / "digits_dense.toml").read_text(encoding="utf-8")
+    settings = text.partition("[model]")[2].partition("\n[compress]")[0]
+    assert settings == other.partition("[model]")[2]
+
+
+def test_the_demonstration_keeps_its_promise(tmp_path, monkeypatch):
+    """Within one point of accuracy, at or above 0.96, at least 40 times fewer bytes."""
+    monkeypatch.chdir(tmp_path)
+    launcher = os.environ.get("PAROPT_MPIEXEC", "mpiexec")
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "demo.py", "--mpiexec", launcher],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "times fewer bytes" in done.stdout

@@ -1,0 +1,43 @@
+import json
+import tomllib
+
+import pytest
+
+from paropt_hpc.errors import ConfigError
+from paropt_hpc.train import Config, read_summary
+from paropt_hpc.train.config import RunConfig
+from paropt_hpc.train.run_folder import RunFolder
+
+
+def test_files_of_a_run(tmp_path):
+    folder = RunFolder(tmp_path / "a" / "run", Config())
+    folder.add_metrics({"epoch": 1})
+    folder.add_metrics({"epoch": 2})
+    folder.write_summary({"steps": 3})
+    lines = (tmp_path / "a" / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
+    assert read_summary(tmp_path / "a" / "run") == {"steps": 3}
+    assert tomllib.loads((tmp_path / "a" / "run" / "config.toml").read_text())["train"]
+    assert not list((tmp_path / "a" / "run").glob(".*"))
+
+
+def test_results_are_not_overwritten_unasked(tmp_path):
+    RunFolder(tmp_path, Config()).write_summary({"steps": 3})
+    with pytest.raises(ConfigError, match="already holds the results"):
+        RunFolder(tmp_path, Config())
+    assert read_summary(tmp_path) == {"steps": 3}
+    RunFolder(tmp_path, Config(run=RunConfig(overwrite=True)))
+    with pytest.raises(ConfigError, match="no finished run"):
+        read_summary(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write the run folder"):
+        RunFolder(tmp_path / "file" / "run", Config())
+
+
+def test_a_damaged_summary(tmp_path):
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(ConfigError, match="damaged"):
+        read_summary(tmp_path)
