@@ -29,6 +29,8 @@ from setuptools.command.build_ext import build_ext
 
 HEADERS = sorted(glob("csrc/*.hpp") + glob("csrc/*.cuh"))
 NATIVE = ["common", "topk", "index_codec", "reduce", "message"]
+MPI = ["common", "fold", "shared_segment", "shared_allreduce", "ring_allreduce"]
+MPI += ["recursive_doubling", "lane"]
 EXTRA_FLAGS = shlex.split(os.environ.get("PAROPT_BUILD_FLAGS", ""))
 
 
@@ -46,7 +48,7 @@ def mpi_extension() -> Pybind11Extension | None:
     shown = subprocess.run([wrapper, "-show"], capture_output=True, text=True, check=True)
     flags = shlex.split(shown.stdout)[1:]
     linking = [f for f in flags if f.startswith(("-L", "-l", "-Wl,"))]
-    ext = extension("_mpi", ["csrc/bindings/mpi.cpp", "csrc/ring_allreduce.cpp"])
+    ext = extension("_mpi", ["csrc/bindings/mpi.cpp", *(f"csrc/{stem}.cpp" for stem in MPI)])
     ext.define_macros += [("OMPI_SKIP_MPICXX", "1"), ("MPICH_SKIP_MPICXX", "1")]
     # Before setuptools' own: a virtual environment's include folder may hold another mpi.h.
     ext.include_dirs += [f[2:] for f in flags if f.startswith("-I")]
