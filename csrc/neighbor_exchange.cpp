@@ -9,7 +9,7 @@
 namespace paropt {
 namespace {
 
-constexpr int kTag = 7302;
+constexpr int kTag = 7305;
 
 // The messages of one segment, to and from all neighbours.
 class Slot {

@@ -35,7 +35,7 @@ std::size_t neighbor_exchange_workspace(std::size_t n, std::size_t sources, std:
 // buffers belong to the caller; per call one request per edge and slot is allocated, nothing else.
 // Throws std::runtime_error on an MPI fault and where a neighbour sends another length than
 // expected, TimedOut where none arrives before the deadline of `waiting` (null: MPI's own waiting);
-// `out` is then undefined. Uses tag 7302 on `comm`, leaves no request behind. T is float
+// `out` is then undefined. Uses tag 7305 on `comm`, leaves no request behind. T is float
 // or double.
 template <class T>
 std::size_t neighbor_exchange(MPI_Comm comm, const T* in, T* out, std::size_t n,

@@ -5,12 +5,13 @@
 Builds ``collectives.cpp`` and the unchanged sources of ``csrc/`` with SimGrid (Debian package
 libsimgrid-dev; H. Casanova et al., "Versatile, scalable, and accurate simulation of distributed
 applications and platforms", J. Parallel Distrib. Comput. 74(10), 2014) and runs them on a fat tree
-of 1024 hosts, one rank on each, with links of 10 or 100 Gbit/s and 1 us. A message costs its sender
-and its receiver half a microsecond of processor each; nothing else but the network takes time. A
-scheme that does not finish within ``--limit`` seconds is left out and said so.
+of 1024 hosts with links of 10 or 100 Gbit/s and 1 us, one rank on each host or eight. A message
+costs its sender and its receiver half a microsecond of processor each; nothing else but the network
+takes time. A scheme that does not finish within ``--limit`` seconds is left out and said so.
 """
 
 import argparse
+import itertools
 import json
 import math
 import shutil
@@ -20,11 +21,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("ring_allreduce", "neighbor_exchange")
-DENSE = ("ring", "mpi")
+SOURCES = ("common", "fold", "ring_allreduce", "recursive_doubling", "neighbor_exchange")
+DENSE = ("ring", "recursive-doubling", "hierarchical", "mpi")
 SPARSE = ("sparse-allgather", "sparse-split", "sparse-reselect")
 GOSSIP = ("gossip-one-peer", "gossip-ring")
 SCHEMES = (*DENSE, *SPARSE, *GOSSIP)
+PER_HOST = (1, 8)
+CASE = ("link", "ranks", "per_host", "n", "scheme")
 DENSITY = 0.01
 ENTRY_BYTES = 4 + 8.1 / 8  # a float32 and its index, as the codec takes at this density
 LATENCY = 1e-6  # of one link; four links between hosts under different switches, else two
@@ -35,7 +38,8 @@ PLATFORM = """<?xml version='1.0'?>
 <!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
 <platform version="4.1">
   <cluster id="tree" prefix="host" suffix="" radical="0-1023" speed="10Gf" bw="{rate}Bps"
-           lat="{latency}s" topology="FAT_TREE" topo_parameters="2;32,32;1,32;1,1"/>
+           lat="{latency}s" loopback_bw="10GBps" loopback_lat="0.2us"
+           topology="FAT_TREE" topo_parameters="2;32,32;1,32;1,1"/>
 </platform>
 """
 # Bandwidth and latency as they are, MPICH's choice of algorithms, no time for computing.
@@ -57,7 +61,7 @@ SETTINGS = {
 def main() -> None:
     """Simulate what the command line asks for; write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--json", type=Path, help="put the rows into this file")
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64, 256, 1024])
     parser.add_argument("--n", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
@@ -69,8 +73,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = simulate_all(Cluster(Path(folder)), options)
     if options.json is not None:
+        if options.json.exists():
+            rows = updated(json.loads(options.json.read_text())["rows"], rows)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"subject": "scale", "rows": rows}, indent=1) + "\n")
+
+
+def updated(old: list[dict], new: list[dict]) -> list[dict]:
+    """Return the old rows, each replaced where the same case was simulated anew, and the others."""
+    cases = {tuple(row[key] for key in CASE): row for row in (*old, *new)}
+    return [cases[case] for case in sorted(cases)]
 
 
 class Cluster:
@@ -83,11 +95,13 @@ class Cluster:
         command = ["smpicxx", "-std=c++17", "-O2", "-I", str(ROOT / "csrc"), *sources]
         command += [str(Path(__file__).with_name("collectives.cpp")), "-o", str(self._program)]
         subprocess.run(command, check=True)
-        hosts = "".join(f"host{number}\n" for number in range(1024))
-        (folder / "hosts").write_text(hosts)
 
-    def run(self, rate: float, ranks: int, limit: float, *arguments: str) -> str | None:
+    def run(
+        self, rate: float, ranks: int, per_host: int, limit: float, *arguments: str
+    ) -> str | None:
         """Run the program on so many ranks; None where that takes longer than `limit` seconds."""
+        hosts = "".join(f"host{rank // per_host}\n" for rank in range(ranks))
+        (self._folder / "hosts").write_text(hosts)
         platform = self._folder / f"{rate:.0f}.xml"
         platform.write_text(PLATFORM.format(rate=f"{rate:.0f}", latency=LATENCY))
         command = ["smpirun", "-np", str(ranks), "-platform", str(platform)]
@@ -106,43 +120,37 @@ class Cluster:
 
 def simulate_all(cluster: Cluster, options: argparse.Namespace) -> list[dict[str, object]]:
     """Return one row for every link, number of ranks, length and scheme."""
-    cluster.run(RATES["10 Gbit/s"], 16, options.limit, "check")
+    cluster.run(RATES["10 Gbit/s"], 16, 1, options.limit, "check")
     rows = []
-    for link, rate in RATES.items():
-        for ranks in options.ranks:
-            for n in options.n:
-                for scheme in options.schemes:
-                    arguments = (scheme, str(n), str(DENSITY), str(ENTRY_BYTES))
-                    printed = cluster.run(rate, ranks, options.limit, *arguments)
-                    seconds = None if printed is None else float(printed)
-                    bound = lower_bound(scheme, ranks, 4 * n, rate)
-                    rows.append(
-                        {
-                            "link": link,
-                            "ranks": ranks,
-                            "n": n,
-                            "scheme": scheme,
-                            "seconds": seconds,
-                            "bound_s": bound,
-                        }
-                    )
-                    shown = "not finished" if seconds is None else f"{seconds / bound:.2f} x bound"
-                    print(f"{link}, {ranks} ranks, {n} floats, {scheme}: {shown}", flush=True)
+    cases = itertools.product(RATES.items(), options.ranks, options.n, PER_HOST, options.schemes)
+    for (link, rate), ranks, n, per_host, scheme in cases:
+        if (scheme == "hierarchical" and per_host == 1) or (scheme not in DENSE and per_host > 1):
+            continue
+        arguments = (scheme, str(n), str(DENSITY), str(ENTRY_BYTES), str(per_host))
+        printed = cluster.run(rate, ranks, per_host, options.limit, *arguments)
+        row = {"link": link, "ranks": ranks, "per_host": per_host, "n": n, "scheme": scheme}
+        row["seconds"] = None if printed is None else float(printed)
+        row["bound_s"] = lower_bound(scheme, ranks // per_host, 4 * n, rate)
+        rows.append(row)
+        shown = f"{row['seconds'] / row['bound_s']:.2f} x bound" if printed else "not finished"
+        print(
+            f"{link}, {ranks} ranks, {per_host} a host, {n} floats, {scheme}: {shown}", flush=True
+        )
     return rows
 
 
-def lower_bound(scheme: str, ranks: int, nbytes: int, rate: float) -> float:
-    """Return what no scheme of that kind can beat: its latencies, plus its bytes at full rate.
+def lower_bound(scheme: str, hosts: int, nbytes: int, rate: float) -> float:
+    """Return what no scheme can beat between so many hosts: latencies, plus bytes at full rate.
 
-    Dense: log2 P latencies and 2 (P-1)/P of the buffer (Patarasuk and Yuan). Sparse: log2 P and
-    2 (P-1)/P of k entries (Ok-Topk, theorem 3.1). Gossip: one latency and one buffer.
+    Dense: log2 H latencies and 2 (H-1)/H of the buffer (Patarasuk and Yuan). Sparse: log2 H and
+    2 (H-1)/H of k entries (Ok-Topk, theorem 3.1). Gossip: one latency and one buffer.
     """
-    latency = LATENCY * (2 if ranks <= 32 else 4)
+    latency = LATENCY * (2 if hosts <= 32 else 4)
     if scheme in GOSSIP:
         return latency + nbytes / rate
     if scheme in SPARSE:
         nbytes = int(DENSITY * nbytes / 4 * ENTRY_BYTES)
-    return math.ceil(math.log2(ranks)) * latency + 2 * (ranks - 1) / ranks * nbytes / rate
+    return math.ceil(math.log2(hosts)) * latency + 2 * (hosts - 1) / hosts * nbytes / rate
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NeighborMessage", "neighbor_exchange", "neighbor_exchange_bytes"]
 
-_TAG = 7302
+_TAG = 7305
 _BYTES_TAG = 7303
 _MAX_WORKSPACE_BYTES = 8 * 1024 * 1024
 
