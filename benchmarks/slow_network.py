@@ -38,7 +38,7 @@ format = "digits"
 hidden = [{width}, {width}]
 [train]
 epochs = {epochs}
-batch = 64
+batch = 32
 lr = 0.05
 warmup_epochs = 1.0
 """
