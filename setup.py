@@ -28,8 +28,9 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 
 HEADERS = sorted(glob("csrc/*.hpp") + glob("csrc/*.cuh"))
-MPI = ["ring_allreduce", "neighbor_exchange"]
 NATIVE = ["common", "topk", "index_codec", "reduce", "message"]
+MPI = ["common", "fold", "shared_segment", "shared_allreduce", "ring_allreduce"]
+MPI += ["recursive_doubling", "lane", "neighbor_exchange"]
 EXTRA_FLAGS = shlex.split(os.environ.get("PAROPT_BUILD_FLAGS", ""))
 
 

@@ -10,7 +10,6 @@ namespace paropt {
 namespace {
 
 constexpr int kTag = 7302;
-constexpr const char* kWhat = "neighbour exchange";
 
 // The messages of one segment, to and from all neighbours.
 class Slot {
@@ -32,9 +31,9 @@ class Slot {
   }
 
   // The sends too: mixing in place overwrites what they read.
-  void wait() {
-    for (Transfer& receive : receives_) receive.wait(kWhat);
-    for (Transfer& send : sends_) send.wait(kWhat);
+  void wait(Waiting* waiting) {
+    for (Transfer& receive : receives_) receive.wait(waiting);
+    for (Transfer& send : sends_) send.wait(waiting);
   }
 
  private:
@@ -64,7 +63,8 @@ std::size_t neighbor_exchange_workspace(std::size_t n, std::size_t sources, std:
 
 template <class T>
 std::size_t neighbor_exchange(MPI_Comm comm, const T* in, T* out, std::size_t n,
-                              const Neighborhood& neighborhood, std::size_t segment, T* workspace) {
+                              const Neighborhood& neighborhood, std::size_t segment, T* workspace,
+                              Waiting* waiting) {
   const ErrorsReturn errors_return(comm);
   const std::size_t stride = std::min(segment, n);
   const std::size_t items = (n + segment - 1) / segment;
@@ -80,7 +80,7 @@ std::size_t neighbor_exchange(MPI_Comm comm, const T* in, T* out, std::size_t n,
   start(0);
   for (std::size_t item = 0; item < items; ++item) {
     start(item + 1);
-    slots[item % 2].wait();
+    slots[item % 2].wait(waiting);
     mix(neighborhood, in + item * segment, out + item * segment, length(item), scratch(item),
         stride);
   }
@@ -88,8 +88,8 @@ std::size_t neighbor_exchange(MPI_Comm comm, const T* in, T* out, std::size_t n,
 }
 
 template std::size_t neighbor_exchange(MPI_Comm, const float*, float*, std::size_t,
-                                       const Neighborhood&, std::size_t, float*);
+                                       const Neighborhood&, std::size_t, float*, Waiting*);
 template std::size_t neighbor_exchange(MPI_Comm, const double*, double*, std::size_t,
-                                       const Neighborhood&, std::size_t, double*);
+                                       const Neighborhood&, std::size_t, double*, Waiting*);
 
 }  // namespace paropt

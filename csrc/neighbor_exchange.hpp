@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "waiting.hpp"
+
 namespace paropt {
 
 // One rank's part in a step. Each edge between two ranks is known to both.
@@ -32,10 +34,12 @@ std::size_t neighbor_exchange_workspace(std::size_t n, std::size_t sources, std:
 // (in [1, INT_MAX]). Weights are taken as T; every product is rounded before it is added. The
 // buffers belong to the caller; per call one request per edge and slot is allocated, nothing else.
 // Throws std::runtime_error on an MPI fault and where a neighbour sends another length than
-// expected; `out` is then undefined. Uses tag 7302 on `comm`, leaves no request behind. T is float
+// expected, TimedOut where none arrives before the deadline of `waiting` (null: MPI's own waiting);
+// `out` is then undefined. Uses tag 7302 on `comm`, leaves no request behind. T is float
 // or double.
 template <class T>
 std::size_t neighbor_exchange(MPI_Comm comm, const T* in, T* out, std::size_t n,
-                              const Neighborhood& neighborhood, std::size_t segment, T* workspace);
+                              const Neighborhood& neighborhood, std::size_t segment, T* workspace,
+                              Waiting* waiting = nullptr);
 
 }  // namespace paropt

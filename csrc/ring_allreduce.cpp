@@ -10,7 +10,6 @@ namespace paropt {
 namespace {
 
 constexpr int kTag = 7301;
-constexpr const char* kWhat = "ring all-reduce";
 
 // Where a segment lies in the buffer.
 struct Piece {
@@ -24,9 +23,11 @@ struct Ring {
   int size = 1;
   std::size_t n;
   std::size_t segment;
+  Waiting* waiting;
   std::size_t segments = 0;  // per step: those of the longest chunk, chunk 0
 
-  Ring(MPI_Comm comm, std::size_t n, std::size_t segment) : comm(comm), n(n), segment(segment) {
+  Ring(MPI_Comm comm, std::size_t n, std::size_t segment, Waiting* waiting = nullptr)
+      : comm(comm), n(n), segment(segment), waiting(waiting) {
     MPI_CHECK(MPI_Comm_rank(comm, &rank));
     MPI_CHECK(MPI_Comm_size(comm, &size));
     segments = (chunk_begin(1) + segment - 1) / segment;
@@ -71,40 +72,15 @@ std::size_t walk(const Ring& ring, std::size_t lag, const T* data, Place place, 
   for (std::size_t item = 0; item < items; ++item) {
     expect(item + 1);
     const Piece outgoing = ring.piece(item, lag);
-    sends[item % 2].wait(kWhat);
+    sends[item % 2].wait(ring.waiting);
     sends[item % 2].send(ring.comm, ring.right(), kTag, data + outgoing.begin, outgoing.count);
     sent += outgoing.count;
-    receives[item % 2].wait(kWhat);
+    receives[item % 2].wait(ring.waiting);
     arrived(item, ring.piece(item, lag + 1));
   }
-  sends[0].wait(kWhat);
-  sends[1].wait(kWhat);
+  sends[0].wait(ring.waiting);
+  sends[1].wait(ring.waiting);
   return sent;
-}
-
-template <class T>
-void fold(Op op, T* __restrict own, const T* __restrict received, std::size_t count) {
-  switch (op) {
-    case Op::sum:
-    case Op::mean:
-      for (std::size_t i = 0; i < count; ++i) own[i] = received[i] + own[i];
-      break;
-    case Op::min:
-      for (std::size_t i = 0; i < count; ++i) {
-        own[i] = received[i] < own[i] || received[i] != received[i] ? received[i] : own[i];
-      }
-      break;
-    case Op::max:
-      for (std::size_t i = 0; i < count; ++i) {
-        own[i] = received[i] > own[i] || received[i] != received[i] ? received[i] : own[i];
-      }
-      break;
-  }
-}
-
-template <class T>
-void divide(T* data, std::size_t count, T divisor) {
-  for (std::size_t i = 0; i < count; ++i) data[i] /= divisor;
 }
 
 template <class T>
@@ -119,7 +95,7 @@ std::size_t reduce_scatter(const Ring& ring, T* data, Op op, T* workspace) {
         fold(op, data + piece.begin, slot(item), piece.count);
         // Complete in the last step: the owner scales it while it is in the cache.
         if (op == Op::mean && item >= last_step) {
-          divide(data + piece.begin, piece.count, static_cast<T>(ring.size));
+          divide(data + piece.begin, piece.count, ring.size);
         }
       });
 }
@@ -144,16 +120,20 @@ std::size_t ring_workspace(MPI_Comm comm, std::size_t n, std::size_t segment) {
 
 template <class T>
 std::size_t ring_allreduce(MPI_Comm comm, T* data, std::size_t n, Op op, std::size_t segment,
-                           T* workspace) {
+                           T* workspace, Waiting* waiting) {
   const ErrorsReturn errors_return(comm);
-  const Ring ring(comm, n, segment);
+  const Ring ring(comm, n, segment, waiting);
   if (ring.size == 1 || n == 0) return 0;
   std::size_t sent = reduce_scatter(ring, data, op, workspace);
   sent += all_gather(ring, data);
   return sent * sizeof(T);
 }
 
-template std::size_t ring_allreduce(MPI_Comm, float*, std::size_t, Op, std::size_t, float*);
-template std::size_t ring_allreduce(MPI_Comm, double*, std::size_t, Op, std::size_t, double*);
+#define PAROPT_INSTANTIATE(T) \
+  template std::size_t ring_allreduce(MPI_Comm, T*, std::size_t, Op, std::size_t, T*, Waiting*)
+PAROPT_INSTANTIATE(float);
+PAROPT_INSTANTIATE(double);
+PAROPT_INSTANTIATE(std::int32_t);
+PAROPT_INSTANTIATE(std::int64_t);
 
 }  // namespace paropt

@@ -11,6 +11,9 @@ import importlib.util
 import os
 from types import ModuleType
 
+import ml_dtypes
+import numpy as np
+
 from paropt_hpc.errors import ConfigError, MPIMismatchError
 
 __all__ = ["library", "load", "select"]
@@ -79,6 +82,7 @@ def load() -> ModuleType | None:
         MPI.Is_initialized() and not module.mpi_initialized()
     ):
         raise _mismatch(built)
+    module.set_bfloat16(np.dtype(ml_dtypes.bfloat16))
     return module
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from paropt_hpc.comm.buffers import as_bytes, as_floats, grown
 from paropt_hpc.comm.communicator import Communicator
 from paropt_hpc.comm.topology import Neighbors, PushTopology, Topology
+from paropt_hpc.errors import CollectiveTimeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,6 +83,8 @@ def neighbor_exchange(
     ------
     TypeError, ValueError
         An argument is not as above; nothing has been sent then.
+    CollectiveTimeout
+        A neighbour did not arrive.
     RuntimeError
         MPI failed, or a neighbour passed another size; the result is then undefined.
 
@@ -94,6 +97,7 @@ def neighbor_exchange(
     flat = as_floats(buffer)
     target = flat if out is None else _checked_out(flat, out)
     neighbors = _checked_neighbors(comm, topology, step)
+    comm._agree("neighbor_exchange", f"{flat.size} {flat.dtype}, {topology.name}, step {step}")
     if neighbors.sources or neighbors.targets:
         segment = _segment(comm, flat, topology.max_degree(step))
         workspace = comm._keep(_Workspace)
@@ -145,6 +149,7 @@ def neighbor_exchange_bytes(
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise TypeError(f"payload must be a vector of uint8, got {payload.ndim}-d {payload.dtype}")
     neighbors = _checked_neighbors(comm, topology, step)
+    comm._agree("neighbor_exchange_bytes", f"{topology.name}, step {step}")
     kept = comm._keep(_Workspace).payloads
     while len(kept) < len(neighbors.sources):
         kept.append(np.empty(0, dtype=np.uint8))
@@ -154,7 +159,7 @@ def neighbor_exchange_bytes(
         kept[slot], length = _receive_pieces(comm, kept[slot], rank)
         messages.append(NeighborMessage(rank, weight, kept[slot][:length]))
     for request in sends:
-        request.Wait()
+        comm._complete(request, "neighbor_exchange_bytes")
     received = sum(message.payload.size for message in messages)
     comm._finish("neighbor_exchange_bytes", start, own.size * len(neighbors.targets), received)
     return messages
@@ -199,23 +204,28 @@ def _mix(
     scratch: NDArray[Any],
 ) -> None:
     if comm._native is None:
-        _twin(comm._mpi, flat, target, neighbors, segment, scratch)
+        _twin(comm, flat, target, neighbors, segment, scratch)
         return
-    comm._native.neighbor_exchange(
-        comm._mpi.handle,
-        flat,
-        target,
-        neighbors.targets,
-        neighbors.sources,
-        neighbors.own_weight,
-        neighbors.weights,
-        segment,
-        scratch,
-    )
+    try:
+        comm._waited += comm._native.neighbor_exchange(
+            comm._mpi.handle,
+            flat,
+            target,
+            neighbors.targets,
+            neighbors.sources,
+            neighbors.own_weight,
+            neighbors.weights,
+            segment,
+            scratch,
+            comm._options.timeout,
+        )
+    except CollectiveTimeout as error:
+        comm._failed = True
+        raise CollectiveTimeout(comm._explain("neighbor_exchange did not end")) from error
 
 
 def _twin(
-    mpi: MPI.Intracomm,
+    comm: Communicator,
     flat: NDArray[Any],
     target: NDArray[Any],
     neighbors: Neighbors,
@@ -223,8 +233,6 @@ def _twin(
     scratch: NDArray[Any],
 ) -> None:
     """Do what the native module does, in the same order."""
-    from mpi4py import MPI
-
     pieces = [slice(at, min(at + segment, flat.size)) for at in range(0, flat.size, segment)]
     rows = scratch.reshape(2, len(neighbors.sources), min(segment, flat.size))
 
@@ -234,25 +242,38 @@ def _twin(
         part = flat[pieces[item]]
         places = rows[item % 2, :, : part.size]
         receives = [
-            mpi.Irecv(place, source, _TAG)
+            comm._mpi.Irecv(place, source, _TAG)
             for place, source in zip(places, neighbors.sources, strict=True)
         ]
-        return receives + [mpi.Isend(part, rank, _TAG) for rank in neighbors.targets]
+        return receives + [comm._mpi.Isend(part, rank, _TAG) for rank in neighbors.targets]
 
     requests = start(0)
     for item, piece in enumerate(pieces):
         following = start(item + 1)
-        statuses = [MPI.Status() for _ in requests]
-        MPI.Request.Waitall(requests, statuses)
         received = rows[item % 2, :, : piece.stop - piece.start]
-        for status in statuses[: len(received)]:
-            _check_length(status, received)
+        for number, request in enumerate(requests):
+            length = _complete(comm, request)
+            if number < len(received):
+                _check_length(length // flat.itemsize, received)
         _add_up(flat[piece], target[piece], neighbors, received)
         requests = following
 
 
-def _check_length(status: MPI.Status, received: NDArray[Any]) -> None:
-    count = status.Get_count() // received.itemsize
+def _complete(comm: Communicator, request: MPI.Request) -> int:
+    """Wait for a message; return its bytes."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
+
+    class Watched:
+        def Test(self) -> bool:
+            return request.Test(status)
+
+    comm._complete(Watched(), "neighbor_exchange")
+    return status.Get_count()
+
+
+def _check_length(count: int, received: NDArray[Any]) -> None:
     if count != received.shape[1]:
         raise RuntimeError(
             f"neighbour exchange: a segment of {count} elements arrived where "
@@ -284,21 +305,36 @@ def _send_pieces(comm: Communicator, own: NDArray[np.uint8], rank: int) -> list[
     ]
 
 
+class _Probe:
+    """Looks for a message of a rank, which is taken off the queue once it is there."""
+
+    def __init__(self, comm: Communicator, rank: int) -> None:
+        from mpi4py import MPI
+
+        self._comm, self._rank = comm._mpi, rank
+        self.status = MPI.Status()
+        self.message: MPI.Message | None = None
+
+    def Test(self) -> bool:
+        if self.message is None:
+            self.message = self._comm.Improbe(self._rank, _BYTES_TAG, self.status)
+        return self.message is not None
+
+
 def _receive_pieces(
     comm: Communicator, kept: NDArray[np.uint8], rank: int
 ) -> tuple[NDArray[np.uint8], int]:
     """Receive such a message into `kept` or, where it is too short, a longer copy of it."""
-    from mpi4py import MPI
-
-    status = MPI.Status()
     length, count = 0, comm._max_count
     while count == comm._max_count:
-        message = comm._mpi.Mprobe(rank, _BYTES_TAG, status)
-        count = status.Get_count()
+        probe = _Probe(comm, rank)
+        comm._complete(probe, "neighbor_exchange_bytes")
+        assert probe.message is not None
+        count = probe.status.Get_count()
         larger = grown(kept, length + count)
         if larger is not kept:
             larger[:length] = kept[:length]
             kept = larger
-        message.Recv(kept[length : length + count])
+        probe.message.Recv(kept[length : length + count])
         length += count
     return kept, length

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +37,6 @@ from paropt_hpc.kernels import message as messages
 from paropt_hpc.kernels import topk
 from paropt_hpc.kernels.checks import check_array
 from paropt_hpc.kernels.index_codec import index_dtype
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 __all__ = ["SCHEMES", "SparseResult", "sparse_allreduce"]
 
@@ -167,6 +164,8 @@ def sparse_allreduce(
     TypeError, ValueError
         An argument is not as above; nothing has been sent then. Or the ranks passed arguments
         that differ; every rank raises then and the text names the ranks.
+    CollectiveTimeout
+        A rank did not arrive.
     MessageError
         A message is damaged; every rank raises. `dense_out` is then undefined.
     """
@@ -178,6 +177,7 @@ def sparse_allreduce(
     head = _checked_header(message, dense_out)
     if keep is not None and not 0 <= keep <= head.n:
         raise ValueError(f"keep must be in [0, {head.n}], got {keep}")
+    comm._agree("sparse_allreduce", f"{op} of {head.n} {head.dtype}, {scheme}, bucket {bucket}")
     work = comm._keep(_Workspace)
     records = _agree(comm, head, message, scheme, op, keep)
     call = _Call(
@@ -226,7 +226,7 @@ def _agree(
     if comm.size == 1:
         return own[None]
     records = np.empty((comm.size, own.size), dtype=np.int64)
-    comm._mpi.Allgather(own, records)
+    comm._complete(comm._mpi.Iallgather(own, records), "sparse_allreduce")
     names = ("length", "bytes per value", "scheme", "op", "keep")
     for name, column in zip(names, records[:, 2:].T, strict=True):
         others = np.flatnonzero(column != column[0])
@@ -326,7 +326,7 @@ def _cut_ranges(call: _Call, indices: NDArray[Any]) -> NDArray[np.int64]:
     if indices.size:
         own[:] = indices[sparse_ranges.sample_positions(indices.size, count)]
     samples = np.empty((call.comm.size, count), dtype=indices.dtype)
-    call.comm._mpi.Allgather(own, samples)
+    call.comm._complete(call.comm._mpi.Iallgather(own, samples), "sparse_allreduce")
     call.swapped(own.nbytes)
     return sparse_ranges.range_bounds(call.head.n, samples, call.counts)
 
@@ -361,7 +361,7 @@ def _exchange(call: _Call, parts: list[NDArray[np.uint8]]) -> list[NDArray[np.ui
     comm, rank = call.comm, call.comm.rank
     sizes = np.array([part.size for part in parts], dtype=np.int64)
     lengths = np.empty_like(sizes)
-    comm._mpi.Alltoall(sizes, lengths)
+    comm._complete(comm._mpi.Ialltoall(sizes, lengths), "sparse_allreduce")
     ends = np.cumsum(lengths)
     out = call.work.take("arrived", np.uint8, int(ends[-1]))
     arrived = [out[end - length : end] for end, length in zip(ends, lengths, strict=True)]
@@ -372,7 +372,8 @@ def _exchange(call: _Call, parts: list[NDArray[np.uint8]]) -> list[NDArray[np.ui
         source, target = (rank - shift) % comm.size, (rank + shift) % comm.size
         requests += [comm._mpi.Irecv(p, source, _TAG) for p in _pieces(comm, arrived[source])]
         requests += [comm._mpi.Isend(p, target, _TAG) for p in _pieces(comm, parts[target])]
-    _wait_all(requests)
+    for request in requests:
+        comm._complete(request, "sparse_allreduce")
     call.swapped(8)
     call.sent += int(sizes.sum() - sizes[rank])
     call.received += int(lengths.sum() - lengths[rank])
@@ -382,11 +383,6 @@ def _exchange(call: _Call, parts: list[NDArray[np.uint8]]) -> list[NDArray[np.ui
 def _pieces(comm: Communicator, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
     step = comm._max_count
     return [data[at : at + step] for at in range(0, data.size, step)]
-
-
-def _wait_all(requests: list[MPI.Request]) -> None:
-    for request in requests:
-        request.Wait()
 
 
 def _sum_range(call: _Call, arrived: list[NDArray[np.uint8]], width: int) -> tuple[int, _Entries]:
@@ -448,7 +444,8 @@ def _gather_sums(
     )
     records = np.empty((comm.size, 3), dtype=np.int64)
     length = own.size if failure is None else _FAILED
-    comm._mpi.Allgather(np.array([length, *counts], dtype=np.int64), records)
+    record = np.array([length, *counts], dtype=np.int64)
+    comm._complete(comm._mpi.Iallgather(record, records), "sparse_allreduce")
     call.swapped(records[0].nbytes)
     _raise_failures(records[:, 0], failure)
     views = comm._gather_messages(own, records[:, 0])

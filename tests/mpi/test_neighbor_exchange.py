@@ -5,7 +5,7 @@ import pytest
 
 from paropt_hpc.comm import Communicator, neighbor_exchange, neighbor_exchange_bytes, topology
 from paropt_hpc.comm.topology import TOPOLOGIES, Topology, from_edges, mixing_matrix
-from paropt_hpc.errors import ConfigError
+from paropt_hpc.errors import CollectiveMismatch, CollectiveTimeout, ConfigError
 
 pytestmark = pytest.mark.mpi
 
@@ -182,10 +182,43 @@ def test_refuses_overlap_and_foreign_topologies(world):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_shorter_buffer_elsewhere_is_noticed(world, everywhere, backend):
     made = from_edges(world.size, [(0, rank) for rank in range(1, world.size)])
-    with Communicator(world, backend=backend) as comm:
+    with Communicator(world, backend=backend, check=False) as comm:
         n = 10 if comm.rank == 0 else 20
         kind = RuntimeError if comm.rank else Exception
         with pytest.raises(kind) as caught:
             neighbor_exchange(comm, np.zeros(n), made)
         noticed = comm.rank == 0 or "10 elements arrived where 20 were" in str(caught.value)
     everywhere([] if noticed else ["not noticed"])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_checking_mode_names_who_asked_for_something_else(world):
+    made = topology.ring(world.size)
+    with Communicator(world, check=True) as comm:
+        neighbor_exchange(comm, np.zeros(10), made)
+        neighbor_exchange_bytes(comm, np.zeros(comm.rank, dtype=np.uint8), made)
+        n = 11 if comm.rank == 1 else 10
+        with pytest.raises(CollectiveMismatch, match="11 float64, ring, step 0"):
+            neighbor_exchange(comm, np.zeros(n), made)
+        with pytest.raises(CollectiveMismatch, match="ring, step 1"):
+            neighbor_exchange_bytes(comm, np.zeros(3, dtype=np.uint8), made, int(comm.rank == 1))
+        comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["floats", "bytes"])
+def test_does_not_wait_for_ever(world, everywhere, backend, kind):
+    made = topology.ring(world.size)
+    comm = Communicator(world, backend=backend, timeout=0.3, check=False)
+    caught = True
+    if comm.rank:  # rank 0 does not come
+        try:
+            if kind == "floats":
+                neighbor_exchange(comm, np.zeros(300_000), made)
+            else:
+                neighbor_exchange_bytes(comm, np.zeros(300_000, dtype=np.uint8), made)
+            caught = comm.rank not in (1, comm.size - 1)  # the neighbours of rank 0
+        except CollectiveTimeout:
+            pass
+    everywhere([] if caught else ["no timeout"])

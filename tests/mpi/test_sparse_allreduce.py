@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paropt_hpc.comm import Communicator, sparse_allreduce
-from paropt_hpc.errors import MessageError
+from paropt_hpc.errors import CollectiveMismatch, CollectiveTimeout, MessageError
 from paropt_hpc.kernels import message as messages
 from paropt_hpc.kernels.index_codec import index_dtype
 
@@ -271,7 +271,7 @@ def test_refuses_bad_arguments(world, arguments, error, text):
 
 @pytest.mark.mpi(min_size=2)
 def test_arguments_that_differ_are_named_on_every_rank(world):
-    with Communicator(world) as comm:
+    with Communicator(world, check=False) as comm:
         n = 100 + (comm.rank == comm.size - 1)
         with pytest.raises(ValueError, match=f"same length, but rank {comm.size - 1} passed"):
             sparse_allreduce(comm, encoded(sparse(0, n, 5), n), np.empty(n, np.float32))
@@ -324,3 +324,26 @@ def test_reuses_its_buffers(world):
             before = {name: id(buffer) for name, buffer in work.buffers.items()}
             sparse_allreduce(comm, message, dense, scheme)
             assert before == {name: id(buffer) for name, buffer in work.buffers.items()}
+
+
+@pytest.mark.mpi(min_size=2)
+def test_checking_mode_names_who_asked_for_something_else(world):
+    with Communicator(world, check=True) as comm:
+        n = 100 + (comm.rank == 1)
+        with pytest.raises(CollectiveMismatch, match="sum of 101 float32, auto"):
+            sparse_allreduce(comm, encoded(sparse(0, n, 5), n), np.empty(n, np.float32))
+        comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_does_not_wait_for_ever(world, everywhere):
+    comm = Communicator(world, timeout=0.3, check=False)
+    faults = []
+    if comm.rank:  # rank 0 does not come
+        try:
+            message = encoded(sparse(0, 100, 5), 100)
+            sparse_allreduce(comm, message, np.empty(100, np.float32))
+            faults.append("no timeout")
+        except CollectiveTimeout:
+            pass
+    everywhere(faults)
