@@ -13,7 +13,7 @@ from paropt_hpc.comm.neighbor_exchange import (
 )
 from paropt_hpc.comm.ring_allreduce import ring_allreduce
 from paropt_hpc.comm.sparse_allreduce import SparseResult, sparse_allreduce
-from paropt_hpc.comm.topology import Topology
+from paropt_hpc.comm.topology import PushTopology, Topology
 from paropt_hpc.comm.traffic import OperationTraffic, Traffic
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "NeighborMessage",
     "OperationTraffic",
     "ProcessGrid",
+    "PushTopology",
     "SerialCommunicator",
     "SparseResult",
     "Topology",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paropt_hpc.comm.buffers import as_bytes, as_floats, grown
 from paropt_hpc.comm.communicator import Communicator
-from paropt_hpc.comm.topology import Neighbors, Topology
+from paropt_hpc.comm.topology import Neighbors, PushTopology, Topology
 from paropt_hpc.errors import CollectiveTimeout
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Workspace:
 def neighbor_exchange(
     comm: Communicator,
     buffer: NDArray[Any],
-    topology: Topology,
+    topology: Topology | PushTopology,
     step: int = 0,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
@@ -66,7 +66,7 @@ def neighbor_exchange(
     ----------
     comm : Communicator
     buffer : ndarray, any shape, float32 or float64, contiguous, aligned, writable
-    topology : Topology
+    topology : Topology or PushTopology
         Of `comm.size` ranks.
     step : int
         Counts on over the periods of a time-varying topology, from 0.
@@ -113,7 +113,10 @@ def neighbor_exchange(
 
 
 def neighbor_exchange_bytes(
-    comm: Communicator, payload: NDArray[np.uint8], topology: Topology, step: int = 0
+    comm: Communicator,
+    payload: NDArray[np.uint8],
+    topology: Topology | PushTopology,
+    step: int = 0,
 ) -> list[NeighborMessage]:
     """Send one message to all neighbours and return theirs, which may differ in length.
 
@@ -175,7 +178,9 @@ def _checked_out(flat: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
     return flat if same else target
 
 
-def _checked_neighbors(comm: Communicator, topology: Topology, step: int) -> Neighbors:
+def _checked_neighbors(
+    comm: Communicator, topology: Topology | PushTopology, step: int
+) -> Neighbors:
     if topology.size != comm.size:
         raise ValueError(
             f"topology must be one of {comm.size} ranks as the communicator is, "

@@ -35,6 +35,7 @@ from paropt_hpc.errors import ConfigError
 __all__ = [
     "TOPOLOGIES",
     "Neighbors",
+    "PushTopology",
     "Topology",
     "complete",
     "exponential",
@@ -322,6 +323,34 @@ def spectral_gap(matrix: NDArray[Any]) -> float:
     symmetric = np.array_equal(rest, rest.T)
     eigenvalues = np.linalg.eigvalsh(rest) if symmetric else np.linalg.eigvals(rest)
     return float(1 - np.abs(eigenvalues).max())
+
+
+class PushTopology:
+    """The edges of a topology with the weights of its senders, for push-sum.
+
+    Rank j gives every target, and itself, the same share of its buffer: columns of the mixing
+    matrix sum to one, for any directed edges. The sum over the ranks is kept then, but not the
+    mean: a scalar that is mixed along tells each rank what to divide by (A. Nedic and
+    A. Olshevsky, "Distributed optimization over time-varying directed graphs", IEEE TAC 60(3),
+    2015, eq. 4).
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.name = f"push over {topology.name}"
+        self.size = topology.size
+        self.period = topology.period
+
+    def neighbors(self, rank: int, step: int = 0) -> Neighbors:
+        """Return whom a rank sends to and receives from at a step, with the weights."""
+        own = self.topology.neighbors(rank, step)
+        sources = (self.topology.neighbors(source, step) for source in own.sources)
+        weights = tuple(1 / (1 + len(source.targets)) for source in sources)
+        return Neighbors(own.targets, own.sources, 1 / (1 + len(own.targets)), weights)
+
+    def max_degree(self, step: int = 0) -> int:
+        """Return the largest number of sources that a rank has at a step."""
+        return self.topology.max_degree(step)
 
 
 def is_connected(size: int, edges: Iterable[tuple[int, int]]) -> bool:

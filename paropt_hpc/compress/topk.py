@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.kernels import index_codec, message, topk
+from paropt_hpc.kernels import index_codec, message, reduce, topk
 
 __all__ = ["TopK"]
 
@@ -124,6 +124,19 @@ class TopK:
         self._steps += 1
         return message.encode(indices, values, gradient.size, out=self._encoded)
 
+    def encode(self, vector: NDArray[Any]) -> NDArray[np.uint8]:
+        """Encode the k largest of a vector as they are, apart from residual and momentum.
+
+        Returns
+        -------
+        ndarray, shape (bytes,), uint8
+            The message: a view of a buffer that the next call overwrites.
+        """
+        indices, values, self.nonfinite = topk.select(
+            vector, self._count(vector.size), out=self._selected
+        )
+        return message.encode(indices, values, vector.size, out=self._encoded)
+
     def _count(self, n: int) -> int:
         return min(n, math.ceil(self.density_at(self._steps) * n))
 
@@ -138,6 +151,10 @@ class TopK:
         self._velocity *= self.momentum
         self._velocity += gradient
         return self._velocity
+
+    def keep_back(self, indices: NDArray[Any], values: NDArray[Any]) -> None:
+        """Add entries that were sent but not used to the residual, in place."""
+        reduce.scatter_add(self.residual, indices, values)
 
     def decompress_add(
         self, data: NDArray[np.uint8], dense: NDArray[Any], scale: float = 1.0

@@ -95,7 +95,7 @@ def encode(
     out : ndarray, uint8, optional
         At least ``max_bytes(n, k, values.dtype, codec)`` bytes.
     codec : Codec or str
-        ``rice``, ``bitmap``, or ``auto`` to choose by density.
+        One of `index_codec.Codec` or its name, or ``auto`` for the fewest bytes.
 
     Returns
     -------
@@ -114,8 +114,8 @@ def encode(
     check_array("indices", indices, (index_dtype(n),))
     check_array("values", values, FLOATS, length=indices.size)
     _, k = check_counts(n, indices.size)
-    codec = index_codec.resolve(codec, n, k)
     size = max_bytes(n, k, values.dtype, codec)
+    codec = index_codec.resolve(codec) or index_codec.choose(indices, n)
     if out is None:
         out = np.empty(size, np.uint8)
     check_array("out", out, (_UINT8,), writable=True)

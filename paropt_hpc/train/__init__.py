@@ -2,6 +2,8 @@
 
 from paropt_hpc.train.config import Config, load_config
 from paropt_hpc.train.data import Dataset, load_dataset
+from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
+from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.loop import Summary, Trainer, train
 from paropt_hpc.train.models import MLP, Batch, Softmax
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
@@ -15,7 +17,7 @@ from paropt_hpc.train.schedules import (
     StepDecay,
     WarmRestarts,
 )
-from paropt_hpc.train.strategies import AllReduce, LocalSGD, Strategy
+from paropt_hpc.train.strategies import AllReduce, Strategy
 
 __all__ = [
     "LAMB",
@@ -26,14 +28,17 @@ __all__ = [
     "AdamW",
     "AllReduce",
     "Batch",
+    "ChocoGossip",
     "Config",
     "Cosine",
     "Dataset",
     "Exponential",
+    "Gossip",
     "LinearScaling",
     "LocalSGD",
     "Optimizer",
     "Polynomial",
+    "PushSum",
     "Shard",
     "ShardedSampler",
     "Softmax",

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from paropt_hpc.comm import Communicator
+from paropt_hpc.comm.topology import make as make_topology
 from paropt_hpc.compress import TopK
-from paropt_hpc.train.config import Config, TrainConfig
+from paropt_hpc.train.config import Config, StrategyConfig, TrainConfig
 from paropt_hpc.train.data import Dataset
+from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
+from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.models import MLP, Softmax
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.schedules import (
@@ -16,7 +19,7 @@ from paropt_hpc.train.schedules import (
     StepDecay,
     WarmRestarts,
 )
-from paropt_hpc.train.strategies import AllReduce, LocalSGD, Strategy
+from paropt_hpc.train.strategies import AllReduce, Strategy
 
 __all__ = ["build_model", "build_strategy"]
 
@@ -32,18 +35,36 @@ def build_strategy(
     config: Config, comm: Communicator, layers: Sequence[slice], steps_per_epoch: int
 ) -> Strategy:
     """Return the strategy that a configuration names, with its optimizer and compressor."""
-    settings, train = config.strategy, config.train
+    train = config.train
     compressor = _compressor(config, steps_per_epoch)
     # Decay that is part of the gradient must be there before error feedback collects it.
-    early = compressor is not None and train.optimizer in ("sgd", "adam")
-    momentum = 0.0 if config.compress.momentum_correction else train.momentum
+    early = config.strategy.name == "allreduce" and compressor is not None
+    early = early and train.optimizer in ("sgd", "adam")
     optimizer = _optimizer(
         train,
         _schedule(train, -(-steps_per_epoch // train.accumulate)),
         layers,
-        momentum,
-        0.0 if early else train.weight_decay,
+        momentum=0.0 if config.compress.momentum_correction else train.momentum,
+        weight_decay=0.0 if early else train.weight_decay,
     )
+    if config.strategy.name == "allreduce":
+        return AllReduce(
+            comm,
+            optimizer,
+            compressor,
+            config.strategy.algorithm,
+            sparse_scheme=config.strategy.sparse_scheme,
+            accumulate=train.accumulate,
+            clip_norm=train.clip_norm,
+            weight_decay=train.weight_decay if early else 0.0,
+        )
+    return _own_parameters(config.strategy, comm, optimizer, compressor)
+
+
+def _own_parameters(
+    settings: StrategyConfig, comm: Communicator, optimizer: Optimizer, compressor: TopK | None
+) -> Strategy:
+    """Return a strategy in which every rank has parameters of its own for a while."""
     if settings.name == "localsgd":
         return LocalSGD(
             comm,
@@ -54,15 +75,13 @@ def build_strategy(
             settings.outer_lr,
             settings.algorithm,
         )
-    return AllReduce(
-        comm,
-        optimizer,
-        compressor,
-        settings.algorithm,
-        accumulate=train.accumulate,
-        clip_norm=train.clip_norm,
-        weight_decay=train.weight_decay if early else 0.0,
-    )
+    topology = make_topology(settings.topology, comm.size)
+    if settings.name == "push-sum":
+        return PushSum(comm, optimizer, topology)
+    if settings.name == "choco":
+        assert compressor is not None  # as the configuration demands
+        return ChocoGossip(comm, optimizer, topology, compressor, settings.gamma)
+    return Gossip(comm, optimizer, topology, settings.order, settings.tracking)
 
 
 def _compressor(config: Config, steps_per_epoch: int) -> TopK | None:

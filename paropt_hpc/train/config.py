@@ -91,16 +91,23 @@ class TrainConfig(Section):
 class StrategyConfig(Section):
     """How ranks keep their parameters together."""
 
-    name: Literal["allreduce", "localsgd"] = "allreduce"
+    name: Literal["allreduce", "localsgd", "gossip", "push-sum", "choco"] = "allreduce"
     algorithm: Literal["ring", "mpi"] = "ring"  # of the dense all-reduce
+    sparse_scheme: Literal["auto", "allgather", "split", "reselect", "dense"] = "auto"
     period: Positive = 8  # localsgd: steps in the first round
     growth: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0  # localsgd: of rounds
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # localsgd
     outer_lr: PositiveFloat = 1.0  # localsgd
+    topology: Literal[
+        "ring", "torus", "hypercube", "exponential", "one-peer-exponential", "star", "complete"
+    ] = "ring"  # gossip, push-sum, choco
+    order: Literal["adapt-then-combine", "combine-then-adapt"] = "adapt-then-combine"  # gossip
+    tracking: bool = False  # gossip: track the mean gradient
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.4  # choco: how far to move
 
 
 class CompressConfig(Section):
-    """How gradients are shrunk before they are sent; for allreduce."""
+    """How gradients (allreduce) or differences (choco) are shrunk before they are sent."""
 
     method: Literal["none", "topk"] = "none"
     density: Annotated[float, Field(gt=0, le=1)] = 0.01  # share of the entries that is sent
@@ -121,23 +128,28 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Config":
-        compressed = self.compress.method != "none"
-        if self.strategy.name == "localsgd":
-            if compressed:
-                raise ValueError(
-                    "compress.method works with strategy.name = 'allreduce'; "
-                    "localsgd exchanges parameters, set compress.method = 'none'"
-                )
-            if self.train.accumulate > 1 or self.train.clip_norm is not None:
-                raise ValueError(
-                    "train.accumulate and train.clip_norm work with strategy.name = 'allreduce'"
-                )
+        name, compressed = self.strategy.name, self.compress.method != "none"
+        if name == "choco" and not compressed:
+            raise ValueError("strategy.name = 'choco' needs compress.method = 'topk'")
+        if name not in ("allreduce", "choco") and compressed:
+            raise ValueError(
+                f"compress.method works with strategy.name 'allreduce' or 'choco', got {name!r}; "
+                "set compress.method = 'none'"
+            )
+        if name != "allreduce" and (self.train.accumulate > 1 or self.train.clip_norm is not None):
+            raise ValueError(
+                f"train.accumulate and train.clip_norm work with strategy.name 'allreduce', "
+                f"got {name!r}"
+            )
         if self.compress.momentum_correction and (
-            self.train.optimizer != "sgd" or self.train.nesterov or not compressed
+            self.train.optimizer != "sgd"
+            or self.train.nesterov
+            or not compressed
+            or name != "allreduce"
         ):
             raise ValueError(
-                "compress.momentum_correction needs train.optimizer = 'sgd', "
-                "train.nesterov = false and compress.method = 'topk'"
+                "compress.momentum_correction needs strategy.name = 'allreduce', "
+                "train.optimizer = 'sgd', train.nesterov = false and compress.method = 'topk'"
             )
         return self
 

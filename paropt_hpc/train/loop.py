@@ -129,6 +129,7 @@ class Trainer:
 
     def _record(self, epoch: int, meter: "_Meter") -> None:
         _, accuracy = self.evaluate(self.data.test)
+        said = self.strategy.metrics(self.params)
         if self.folder is not None:
             self.folder.add_metrics(
                 {
@@ -140,6 +141,7 @@ class Trainer:
                     "wall_s": meter.wall_s,
                     "comm_s": meter.comm_s,
                     "bytes_sent": meter.bytes_sent,
+                    **said,
                 }
             )
 

@@ -104,13 +104,24 @@ def test_topk_of_density_one_equals_dense(comm):
     assert equal_on_all_ranks(comm, params)
 
 
-def test_topk_keeps_ranks_equal_and_learns(comm):
-    params = distributed(comm, TopK(0.05), dtype="float32", epochs=10)
+@pytest.mark.parametrize("scheme", ["auto", "allgather", "split", "reselect", "dense"])
+def test_topk_keeps_ranks_equal_and_learns(comm, scheme):
+    strategy = AllReduce(comm, optimizer(), TopK(0.05), sparse_scheme=scheme)
+    params = trained_by(strategy, comm, dtype="float32", epochs=10)
     assert equal_on_all_ranks(comm, params)
     whole = samples("float32")
     before, _ = MODEL.evaluate(MODEL.init(0), whole)
     after, _ = MODEL.evaluate(params, whole)
     assert after < 0.8 * before
+
+
+def test_the_exact_schemes_give_the_same_bits(comm):
+    schemes = ["auto", "allgather", "split"]
+    results = [
+        trained_by(AllReduce(comm, optimizer(), TopK(0.05), sparse_scheme=scheme), comm)
+        for scheme in schemes
+    ]
+    assert all(np.array_equal(params, results[0]) for params in results)
 
 
 def test_what_is_sent_and_what_is_kept_is_the_whole_gradient(comm):
@@ -236,6 +247,7 @@ def test_one_rank_of_local_sgd_is_plain_sgd_to_the_bit():
 STRATEGIES = {
     "dense": lambda comm: AllReduce(comm, optimizer()),
     "accumulated": lambda comm: AllReduce(comm, optimizer(), accumulate=2),
+    "reselect": lambda comm: AllReduce(comm, SGD(0.1), TopK(0.2), sparse_scheme="reselect"),
     "topk": lambda comm: AllReduce(comm, SGD(0.1), TopK(0.05, momentum=0.9, warmup_steps=6)),
     "local": lambda comm: LocalSGD(comm, optimizer(), 3, 1.5, outer_momentum=0.5),
 }

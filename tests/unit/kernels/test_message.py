@@ -12,7 +12,7 @@ from paropt_hpc.kernels.index_codec import Codec, index_dtype
 
 FIXTURES = Path(__file__).parents[2] / "fixture"
 DTYPES = [np.float32, np.float64]
-CODECS = ["rice", "bitmap"]
+CODECS = ["rice", "bitmap", "elias_fano", "raw"]
 
 
 def bits(array):
@@ -148,7 +148,7 @@ HEAD = 40
     [
         (0, 0, "not a message: expected magic 54505250, got 54505200"),
         (4, 2, "message version must be 1, got 2"),
-        (5, 3, r"index codec must be 1 \(rice\) or 2 \(bitmap\), got 3"),
+        (5, 5, "index codec must be from 1 to 4, got 5"),
         (6, 9, r"value type must be 1 \(float32\) or 2 \(float64\), got 9"),
         (7, 1, "reserved bytes of the header must be zero"),
         (36, 1, "reserved bytes of the header must be zero"),
