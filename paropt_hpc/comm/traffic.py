@@ -19,8 +19,8 @@ sparse_allreduce  what its scheme sends, lengths and        the same
 ================  ======================================  =================================
 
 With ``algorithm="mpi"`` the library picks its own algorithm, and inside a node no message is
-sent at all: for both the optimal volume is counted. Ring, recursive doubling and hierarchical count what
-they have sent. With one rank calls are counted and all bytes are 0.
+sent at all: for both the optimal volume is counted. Ring, recursive doubling and hierarchical
+count what they have sent. With one rank calls are counted and all bytes are 0.
 
 ``waiting`` are the seconds, of those counted, in which this rank had nothing to do but wait for
 another one; inside the library's own collectives that is not known apart, and all of it counts.

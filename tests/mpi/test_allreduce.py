@@ -325,7 +325,8 @@ def test_what_needs_the_native_module_or_one_node_says_so(world):
                 comm.allreduce(np.zeros(3), "sum", algorithm)
         comm.allreduce(np.zeros(3), "sum")
     with Communicator(world, node_size=1) as comm:
-        pytest.raises(ConfigError, comm.allreduce, np.zeros(3), "sum", "shared").match("one node")
+        with pytest.raises(ConfigError, match="one node"):
+            comm.allreduce(np.zeros(3), "sum", "shared")
 
 
 # ---- memory, messages, communicators ------------------------------------------------------------
