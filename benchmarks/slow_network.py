@@ -11,6 +11,7 @@ Removes all that it made, also after Ctrl-C.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -89,7 +90,9 @@ def collectives(options: argparse.Namespace, name: str, hosts: int) -> dict[str,
         command = [sys.executable, "-m", "mpi4py", __file__, "--json", str(out)]
         command += ["--repeats", str(options.repeats)]
         command += ["--worker", name, str(rate), str(hosts), str(n)]
-        network.mpiexec(mpiexec(), 4 // hosts, command, {"PYTHONPATH": str(Path(__file__).parent)})
+        folders = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        path = {"PYTHONPATH": os.pathsep.join(folders)}
+        network.mpiexec(mpiexec(), 4 // hosts, command, path)
         return json.loads(out.read_text())
 
 
