@@ -202,8 +202,10 @@ def tell_crossover(rows: list[dict[str, object]]) -> None:
     paying = [r["link"] for r in rows if r["density"] is not None and (r["speedup"] or 0) > 1]
     links = list(dict.fromkeys(row["link"] for row in rows))
     lost = [link for link in links if link not in paying]
-    print(f"compression pays at {', '.join(dict.fromkeys(paying)) or 'none of the links'}", end="")
-    print(f", and no longer at {', '.join(lost)}" if lost else " and at no link that was tried not")
+    print(
+        f"compression pays at {', '.join(dict.fromkeys(paying)) or 'none of the links'}", end="; "
+    )
+    print(f"no longer at {', '.join(lost)}" if lost else "no link was tried where it does not")
 
 
 if __name__ == "__main__":
