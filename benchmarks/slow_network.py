@@ -15,13 +15,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from harness import Bench, arguments
 from network_namespaces import SlowNetwork, check_rights
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+
+from paropt_hpc.comm import Communicator, sparse_allreduce
+from paropt_hpc.kernels import message
+from paropt_hpc.kernels.index_codec import index_dtype
 
 # Vectors long enough that the link, not the start of a message, is what is measured.
 RATES = {"100 Mbit/s": (1e8, 500_000), "1 Gbit/s": (1e9, 5_000_000), "10 Gbit/s": (1e10, 10**7)}
@@ -100,10 +106,6 @@ def worker(options: argparse.Namespace, name: str, rate: float, hosts: int, n: i
     """Measure as one of the ranks."""
     from mpi4py import MPI
 
-    from paropt_hpc.comm import Communicator, sparse_allreduce
-    from paropt_hpc.kernels import message
-    from paropt_hpc.kernels.index_codec import index_dtype
-
     world = MPI.COMM_WORLD
     with Communicator(world) as comm:
         bench = Bench(
@@ -113,9 +115,8 @@ def worker(options: argparse.Namespace, name: str, rate: float, hosts: int, n: i
             slowest=lambda seconds: world.allreduce(seconds, MPI.MAX),
             quiet=comm.rank > 0,
         )
-        rng = np.random.default_rng(comm.rank)
-        fresh = rng.standard_normal(n, dtype=np.float32)
-        buffer, result = fresh.copy(), np.empty(n, np.float32)
+        fresh = np.random.default_rng(comm.rank).standard_normal(n, dtype=np.float32)
+        buffer = fresh.copy()
         place = f"{name}, {hosts} hosts x {comm.size // hosts} ranks"
         moved = 2 * (hosts - 1) * 4 * n // hosts
         bench.case(
@@ -127,22 +128,35 @@ def worker(options: argparse.Namespace, name: str, rate: float, hosts: int, n: i
             before=lambda: np.copyto(buffer, fresh),
         )
         for density in DENSITIES if hosts == 4 else ():
-            k = int(n * density)
-            indices = np.sort(rng.choice(n, k, replace=False)).astype(index_dtype(n))
-            encoded = message.encode(indices, fresh[indices], n)
-            for scheme in SPARSE:
-                call = lambda s=scheme, m=encoded: sparse_allreduce(comm, m, result, s)  # noqa: E731
-                call()
-                comm.traffic.reset()
-                call()
-                own = max(comm.traffic.bytes_sent, comm.traffic.bytes_received)
-                counted = int(comm.gather_scalars(own).max())
-                title = f"{place}: sparse {density:.1%} of {n:.0e} floats, {scheme}"
-                bench.case(title, {scheme: call}, {}, moved=counted, limit_s=8 * counted / rate)
+            measure_sparse(bench, comm, f"{place}: sparse {density:.1%}", fresh, density, rate)
         bench.finish(options)
 
 
-def known(comm: object) -> list[str]:
+def measure_sparse(
+    bench: Bench,
+    comm: Communicator,
+    title: str,
+    vector: NDArray[np.float32],
+    density: float,
+    rate: float,
+) -> None:
+    """Measure the schemes, each against the time that its counted bytes need on the link."""
+    n, result = vector.size, np.empty_like(vector)
+    chosen = np.random.default_rng(comm.rank).choice(n, int(n * density), replace=False)
+    indices = np.sort(chosen).astype(index_dtype(n))
+    encoded = message.encode(indices, vector[indices], n)
+    for scheme in SPARSE:
+        call = partial(sparse_allreduce, comm, encoded, result, scheme)
+        call()
+        comm.traffic.reset()
+        call()
+        own = max(comm.traffic.bytes_sent, comm.traffic.bytes_received)
+        counted = int(comm.gather_scalars(own).max())
+        case = f"{title} of {n:.0e} floats, {scheme}"
+        bench.case(case, {scheme: call}, {}, moved=counted, limit_s=8 * counted / rate)
+
+
+def known(comm: Communicator) -> list[str]:
     """Return the dense algorithms that there are."""
     found = []
     for algorithm in DENSE:
