@@ -96,8 +96,8 @@ def collectives(options: argparse.Namespace, name: str, hosts: int) -> dict[str,
         command = [sys.executable, "-m", "mpi4py", __file__, "--json", str(out)]
         command += ["--repeats", str(options.repeats)]
         command += ["--worker", name, str(rate), str(hosts), str(n)]
-        folders = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-        path = {"PYTHONPATH": os.pathsep.join(folders)}
+        folders = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
         network.mpiexec(mpiexec(), 4 // hosts, command, path)
         return json.loads(out.read_text())
 
