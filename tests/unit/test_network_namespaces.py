@@ -11,7 +11,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 MAKE = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 sys.path.insert(0, {folder!r})
 from network_namespaces import SlowNetwork
 
@@ -25,8 +25,11 @@ try:
         assert names().count(prefix) == 3
         limits = subprocess.run([*inside, "tc", "qdisc"], capture_output=True, text=True).stdout
         assert "tbf" in limits and "rate 100Mbit" in limits, limits
-        subprocess.Popen([*inside, "sleep", "60"])
+        subprocess.Popen([*inside, "sleep", "60"], stdout=subprocess.DEVNULL)
+        while not subprocess.check_output(["ip", "netns", "pids", inside[3]]):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.{signal})
+        time.sleep(30)
         raise AssertionError("not interrupted")
 except (KeyboardInterrupt, SystemExit):
     pass
