@@ -93,7 +93,9 @@ class StrategyConfig(Section):
     """How ranks keep their parameters together."""
 
     name: Literal["allreduce", "localsgd", "gossip", "push-sum", "choco"] = "allreduce"
-    algorithm: Literal["ring", "mpi"] = "ring"  # of the dense all-reduce
+    algorithm: Literal["auto", "mpi", "ring", "recursive_doubling", "shared", "hierarchical"] = (
+        "auto"  # of the dense all-reduce
+    )
     sparse_scheme: Literal["auto", "allgather", "split", "reselect", "dense"] = "auto"
     period: Positive = 8  # localsgd: steps in the first round
     growth: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0  # localsgd: of rounds

@@ -89,7 +89,7 @@ class Trainer:
         )
         self.model = build_model(config, self.data)
         self.params = self.model.init(config.run.seed, config.model.dtype)
-        self.gradient = np.empty_like(self.params)
+        self.gradient = np.empty(0)  # until `run`
         self.strategy = build_strategy(
             config, comm, self.model.layers, self.sampler.steps_per_epoch
         )
@@ -110,6 +110,8 @@ class Trainer:
             On every rank, after SIGTERM or SIGUSR1 to any of them and a checkpoint.
         """
         settings = self.config.train
+        # In memory that the ranks of a node share, its reduction there needs no copy.
+        self.gradient = self.comm.empty(self.model.size, self.params.dtype)
         self.strategy.start(self.params)
         meter = Meter(self.comm, self.sampler.steps_per_epoch * settings.epochs, observer)
         position = self._resume(meter) if self.config.run.resume else Position(0, 0)

@@ -119,8 +119,8 @@ class AllReduce(Strategy):
         Applied on every rank to the same mean gradient, so parameters stay equal bit for bit.
     compressor : TopK, optional
         Sends each rank's gradient as a sparse message; dense without it.
-    algorithm : {"ring", "mpi"}
-        Of the dense all-reduce: our segmented ring or the library's own.
+    algorithm : str
+        Of the dense all-reduce; see `Communicator.allreduce`.
     sparse_scheme : {"auto", "allgather", "split", "reselect", "dense"}
         Of the sparse all-reduce, with a compressor; see `paropt_hpc.comm.sparse_allreduce`.
     accumulate : int
@@ -140,7 +140,7 @@ class AllReduce(Strategy):
         comm: Communicator,
         optimizer: Optimizer,
         compressor: TopK | None = None,
-        algorithm: str = "ring",
+        algorithm: str = "auto",
         *,
         sparse_scheme: str = "auto",
         accumulate: int = 1,

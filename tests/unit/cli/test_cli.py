@@ -136,7 +136,8 @@ def test_selftest(ranks):
     done = paropt("selftest", ranks=ranks, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("allreduce ring") == 1
-    assert done.stdout.count(" ok ") >= 10
+    assert "allreduce shared" in done.stdout
+    assert done.stdout.count(" ok ") >= 15
 
 
 def test_info_says_what_is_there():
