@@ -184,6 +184,7 @@ class Communicator:
             if self.rank == 0 and path.exists():
                 table = Table.load(path)
         self._traffic.reset()
+        self._calls = 0
         agreed: Table | None = self._mpi.bcast(table)
         return agreed
 

@@ -15,8 +15,8 @@ broadcast         (P-1) n on the root, else 0             n, but 0 on the root
 ================  ======================================  =================================
 
 With ``algorithm="mpi"`` the library picks its own algorithm, and inside a node no message is
-sent at all: for both the optimal volume is counted. Ring, recursive doubling and hierarchical count what
-they have sent. With one rank calls are counted and all bytes are 0.
+sent at all: for both the optimal volume is counted. Ring, recursive doubling and hierarchical
+count what they have sent. With one rank calls are counted and all bytes are 0.
 
 ``waiting`` are the seconds, of those counted, in which this rank had nothing to do but wait for
 another one; inside the library's own collectives that is not known apart, and all of it counts.

@@ -69,9 +69,9 @@ class CostModel:
     link_latency: float = 2e-6  # one message between nodes: 100 Gbit/s InfiniBand
     link_bandwidth: float = 12.5e9
     node_latency: float = 1e-6  # one MPI message inside a node
-    node_bandwidth: float = 4e9
+    node_bandwidth: float = 2e9
     memory_latency: float = 2e-7  # one cache line from core to core, with its wait
-    memory_bandwidth: float = 1e10
+    memory_bandwidth: float = 3e10
 
     def seconds(self, algorithm: str, nbytes: int, shape: Shape) -> float:
         """Predict one all-reduce of `nbytes`; ValueError for an algorithm not modelled."""
