@@ -101,7 +101,8 @@ SharedGroup::SharedGroup(MPI_Comm node, std::vector<int> ranks, std::vector<std:
   MPI_CHECK(MPI_Comm_rank(node, &rank_));
   MPI_CHECK(MPI_Comm_size(node, &size_));
   waiting.spins = spins_for(size_);
-  controls_ = std::make_unique<SharedSegment>(node, sizeof(SharedControl) + 2 * kFlat);
+  controls_ = std::make_unique<SharedSegment>(node, sizeof(SharedControl) + 2 * kFlat, true);
+  slots_ = std::make_unique<SharedSegment>(node, 4 * kRound, false);
 }
 
 SharedGroup::~SharedGroup() = default;
@@ -111,21 +112,15 @@ void SharedGroup::free(bool buffers) {
   for (const auto& buffer : buffers_) {
     if (buffers) buffer->free();
   }
-  if (slots_) slots_->free();
+  slots_->free();
   controls_->free();
 }
 
-std::size_t SharedGroup::memory() const {
-  return controls_->bytes() + (slots_ ? slots_->bytes() : 0);
-}
+std::size_t SharedGroup::memory() const { return controls_->bytes() + slots_->bytes(); }
 
 void* SharedGroup::allocate(std::size_t bytes) {
-  buffers_.push_back(std::make_unique<SharedSegment>(node_, bytes));
+  buffers_.push_back(std::make_unique<SharedSegment>(node_, bytes, true));
   return buffers_.back()->base(rank_);
-}
-
-void SharedGroup::prepare_slots() {
-  if (!slots_) slots_ = std::make_unique<SharedSegment>(node_, 4 * kRound);
 }
 
 SharedControl& SharedGroup::control(int rank) const {
@@ -386,7 +381,6 @@ void SharedGroup::take(const Round<T>& round, std::size_t index) {
 template <class T>
 void SharedGroup::staged(const T* in, T* out, std::size_t n, Op op, int owners,
                          const std::function<void(T*, std::size_t)>* between) {
-  prepare_slots();
   // At least four rounds, so that their three stages overlap.
   const std::size_t bytes = std::clamp(n * sizeof(T) / 4, std::size_t{32768}, kRound);
   const std::size_t length = bytes / kLine * (kLine / sizeof(T));

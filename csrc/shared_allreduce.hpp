@@ -58,8 +58,8 @@ class SharedGroup {
   static constexpr std::size_t kRound = 512 * 1024;
 
   // Collective over `node`, whose ranks share memory. `ranks` are the numbers by which error texts
-  // call them, `operations` the names that enter() refers to. The staged way's slots, 4 kRound
-  // bytes per rank, are allocated by the first call that needs them.
+  // call them, `operations` the names that enter() refers to. All memory is taken here: a later
+  // call that had to allocate some, which is collective, could not be cancelled.
   SharedGroup(MPI_Comm node, std::vector<int> ranks, std::vector<std::string> operations);
 
   // Local; frees nothing, see SharedSegment.
@@ -132,7 +132,6 @@ class SharedGroup {
   void await(Counter counter, std::uint64_t value);
   [[noreturn]] void disagree() const;
   std::string late() const;
-  void prepare_slots();
 
   template <class T>
   void run(const T* in, T* out, std::size_t n, Op op);

@@ -135,8 +135,8 @@ class Communicator:
         self._native = module
         self._checks = check and comm.Get_size() > 1
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self._place(comm, module)
         self._table = self._read_table()
+        self._place(comm, module)
         if module is not None and self._lane.group is not None and not self._checks:
             # Only where every rank is on this node: there a short reduction needs no choice.
             self._short = self._lane.native.short_allreduce if self.shape.nodes == 1 else None
@@ -242,13 +242,13 @@ class Communicator:
         RuntimeError
             MPI failed, or a neighbour passed another size; the result is then undefined.
         """
-        if (
-            self._short is not None
-            and out is None
-            and algorithm == "auto"
-            and self._short(buffer, op)
-        ):
-            return
+        if self._short is not None and out is None and algorithm == "auto":
+            try:
+                if self._short(buffer, op):
+                    return
+            except CollectiveTimeout:
+                self._failed = True
+                raise
         start = self._start()
         flat, result = self._reducible(buffer, out, op)
         chosen = self._choose(algorithm, flat.nbytes)

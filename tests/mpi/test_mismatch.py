@@ -72,10 +72,10 @@ def test_in_checking_mode_every_rank_learns_who_differs_and_how(comm, everywhere
 
 def test_a_call_too_many_is_found(comm):
     if comm.rank == 0:
-        with pytest.raises(CollectiveMismatch, match="call 1, barrier.*call 1, allreduce"):
+        with pytest.raises(CollectiveMismatch, match=r"call 1, barrier.*call 1, allreduce"):
             comm.barrier()
     else:
-        with pytest.raises(CollectiveMismatch, match="call 1, barrier.*call 1, allreduce"):
+        with pytest.raises(CollectiveMismatch, match=r"call 1, barrier.*call 1, allreduce"):
             comm.allreduce(np.zeros(3), "sum")
 
 
