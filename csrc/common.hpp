@@ -10,6 +10,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "half.hpp"
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #define PAROPT_X86 1
 #include <immintrin.h>
@@ -80,6 +82,28 @@ struct FloatBits<double> {
   static constexpr Key kMagnitude = 0x7fffffffffffffff;
   static constexpr Key kInfinity = 0x7ff0000000000000;
 };
+
+template <>
+struct FloatBits<Float16> {
+  using Key = std::uint16_t;
+  static constexpr Key kMagnitude = 0x7fff;
+  static constexpr Key kInfinity = 0x7c00;
+};
+
+template <>
+struct FloatBits<BFloat16> {
+  using Key = std::uint16_t;
+  static constexpr Key kMagnitude = 0x7fff;
+  static constexpr Key kInfinity = 0x7f80;
+};
+
+// A key is its own key.
+template <>
+struct FloatBits<std::uint16_t> : FloatBits<Float16> {};
+template <>
+struct FloatBits<std::uint32_t> : FloatBits<float> {};
+template <>
+struct FloatBits<std::uint64_t> : FloatBits<double> {};
 
 template <class T>
 using KeyOf = typename FloatBits<T>::Key;

@@ -19,7 +19,7 @@ namespace paropt::baseline {
 #if PAROPT_X86
 
 #define PAROPT_LEVEL 1
-#define PAROPT_TARGET __attribute__((target("avx2,bmi,bmi2,lzcnt,popcnt,pclmul")))
+#define PAROPT_TARGET __attribute__((target("avx2,bmi,bmi2,lzcnt,popcnt,f16c,pclmul")))
 namespace paropt::avx2 {
 #include PAROPT_LOOPS
 }  // namespace paropt::avx2
@@ -27,9 +27,9 @@ namespace paropt::avx2 {
 #undef PAROPT_TARGET
 
 #define PAROPT_LEVEL 2
-#define PAROPT_TARGET                                                                \
-  __attribute__((                                                                    \
-      target("avx2,bmi,bmi2,lzcnt,popcnt,pclmul,avx512f,avx512bw,avx512cd,avx512dq," \
+#define PAROPT_TARGET                                                                     \
+  __attribute__((                                                                         \
+      target("avx2,bmi,bmi2,lzcnt,popcnt,f16c,pclmul,avx512f,avx512bw,avx512cd,avx512dq," \
              "avx512vl,avx512vbmi,avx512vbmi2,avx512vnni,avx512vpopcntdq,vpclmulqdq")))
 namespace paropt::avx512 {
 #include PAROPT_LOOPS

@@ -1,10 +1,13 @@
-// Ascending positions as bytes. docs/wire-format.md describes the two formats; in short:
+// Ascending positions as bytes. docs/wire-format.md describes the formats; in short:
 //
-// rice    Per block of 1024 positions a parameter l. A gap (position minus the first position it
-//         could have) is split into its low l bits, packed, and a quotient, written in unary in a
-//         stream of its own: a position's place among the ones of that stream is the sum of all
-//         quotients up to it, so that only the low bits have to be summed.
-// bitmap  One bit per entry of the vector.
+// rice        Per block of 1024 positions a parameter l. A gap (position minus the first position
+//             it could have) is split into its low l bits, packed, and a quotient, written in unary
+//             in a stream of its own: a position's place among the ones of that stream is the sum
+//             of all quotients up to it, so that only the low bits have to be summed.
+// elias_fano  The same, but what is split is the distance from the start of the block: about half a
+//             bit more per position, and nothing to be summed at all.
+// bitmap      One bit per entry of the vector.
+// raw         The positions as integers.
 //
 // All functions are pure and safe to call from several threads. I is std::uint32_t
 // (n <= 2^32) or std::uint64_t; n <= kMaxEntries and k <= n everywhere.
@@ -15,15 +18,27 @@
 
 namespace paropt {
 
-enum class Codec : std::uint8_t { rice = 1, bitmap = 2 };
+enum class Codec : std::uint8_t { rice = 1, bitmap = 2, elias_fano = 3, raw = 4 };
+constexpr int kCodecs = 4;
 
-// The codec that takes fewer bytes when the positions are spread evenly; rice for k = 0.
-Codec choose_codec(std::uint64_t n, std::uint64_t k);
+// The codec that takes the fewest bytes for these positions, however they cluster. Elias-Fano is
+// never the one: it is for those who want speed. Throws as encode_indices does, if it looks.
+template <class I>
+Codec choose_codec(const I* indices, std::size_t k, std::uint64_t n);
 
 // Bytes that suffice for any k positions below n.
 std::uint64_t max_encoded_bytes(std::uint64_t n, std::uint64_t k, Codec codec);
 
-// Encode and return the number of bytes written. `out` has max_encoded_bytes. Throws
+// The same for the codec that choose_codec picks.
+std::uint64_t max_chosen_bytes(std::uint64_t n, std::uint64_t k);
+
+// Bytes that suffice for these positions: max_encoded_bytes, but the exact number where the codec
+// is rice and `room` is less than that.
+template <class I>
+std::uint64_t needed_bytes(const I* indices, std::size_t k, std::uint64_t n, Codec codec,
+                           std::uint64_t room);
+
+// Encode and return the number of bytes written. `out` has needed_bytes. Throws
 // std::invalid_argument unless the indices are strictly ascending and below n; `out` may then have
 // been written.
 template <class I>

@@ -112,8 +112,8 @@ void check_kind(const std::uint8_t* data, std::size_t size) {
     throw FormatError("message version must be " + std::to_string(kMessageVersion) + ", got " +
                       std::to_string(data[4]));
   }
-  if (data[5] != 1 && data[5] != 2) {
-    throw FormatError("index codec must be 1 (rice) or 2 (bitmap), got " + std::to_string(data[5]));
+  if (data[5] < 1 || data[5] > kCodecs) {
+    throw FormatError("index codec must be from 1 to 4, got " + std::to_string(data[5]));
   }
   if (data[6] != 1 && data[6] != 2) {
     throw FormatError("value type must be 1 (float32) or 2 (float64), got " +
@@ -132,6 +132,14 @@ std::uint32_t crc32(const std::uint8_t* data, std::size_t size, std::uint32_t be
 
 std::uint64_t max_message_bytes(std::uint64_t n, std::uint64_t k, Codec codec, ValueType type) {
   return kHeaderBytes + padded(max_encoded_bytes(n, k, codec)) + k * value_bytes(type);
+}
+
+template <class I>
+std::uint64_t needed_message_bytes(const I* indices, std::size_t k, std::uint64_t n, Codec codec,
+                                   std::uint64_t room, ValueType type) {
+  const std::uint64_t rest = kHeaderBytes + k * value_bytes(type);
+  room = room < rest ? 0 : room - rest;
+  return rest + padded(needed_bytes(indices, k, n, codec, room));
 }
 
 template <class T, class I>
@@ -211,6 +219,10 @@ void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t 
                      payload + padded(header.index_bytes), scale, dense);
 }
 
+template std::uint64_t needed_message_bytes(const std::uint32_t*, std::size_t, std::uint64_t, Codec,
+                                            std::uint64_t, ValueType);
+template std::uint64_t needed_message_bytes(const std::uint64_t*, std::size_t, std::uint64_t, Codec,
+                                            std::uint64_t, ValueType);
 template std::size_t encode_message(const std::uint32_t*, const float*, std::size_t, std::uint64_t,
                                     Codec, std::uint8_t*);
 template std::size_t encode_message(const std::uint64_t*, const float*, std::size_t, std::uint64_t,

@@ -37,7 +37,12 @@ struct MessageHeader {
 
 std::uint64_t max_message_bytes(std::uint64_t n, std::uint64_t k, Codec codec, ValueType type);
 
-// Encode into `out`, which has max_message_bytes, and return the bytes written. Throws
+// Bytes that suffice for these indices in a buffer of `room` bytes; see needed_bytes.
+template <class I>
+std::uint64_t needed_message_bytes(const I* indices, std::size_t k, std::uint64_t n, Codec codec,
+                                   std::uint64_t room, ValueType type);
+
+// Encode into `out`, which has needed_message_bytes, and return the bytes written. Throws
 // std::invalid_argument unless the indices are strictly ascending and below n.
 template <class T, class I>
 std::size_t encode_message(const I* indices, const T* values, std::size_t k, std::uint64_t n,

@@ -36,6 +36,8 @@ void scatter_add(T* dense, std::size_t n, const I* indices, const T* values, std
   PAROPT_DISPATCH(scatter_add_block(dense, indices, values, k, scale));
 }
 
+float read_all(const float* in, std::size_t n) { return PAROPT_DISPATCH(sum_all(in, n)); }
+
 template void add(float*, const float*, std::size_t);
 template void add(double*, const double*, std::size_t);
 template void scatter_add(float*, std::size_t, const std::uint32_t*, const float*, std::size_t,

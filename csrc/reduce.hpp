@@ -18,4 +18,7 @@ template <class T, class I>
 void scatter_add(T* dense, std::size_t n, const I* indices, const T* values, std::size_t k,
                  T scale);
 
+// The sum in any order: a plain read at the speed of the memory, what the benchmarks compare with.
+float read_all(const float* in, std::size_t n);
+
 }  // namespace paropt

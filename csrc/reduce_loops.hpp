@@ -17,3 +17,15 @@ PAROPT_TARGET void scatter_add_block(T* dense, const I* indices, const T* values
                                      T scale) {
   for (std::size_t i = 0; i < k; ++i) dense[indices[i]] += scale * values[i];
 }
+
+// 64 sums side by side, so that no addition waits for another.
+PAROPT_TARGET float sum_all(const float* in, std::size_t n) {
+  float sums[64] = {}, total = 0;
+  std::size_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    for (std::size_t j = 0; j < 64; ++j) sums[j] += in[i + j];
+  }
+  for (; i < n; ++i) total += in[i];
+  for (const float sum : sums) total += sum;
+  return total;
+}

@@ -32,6 +32,9 @@ struct Cut {
   std::size_t ties;
 };
 
+constexpr std::size_t kBlock = 16384;  // entries; a block and its residual fit in L2
+constexpr std::size_t kAhead = 8192;   // bytes; the processor's own prefetching stops at each page
+
 }  // namespace paropt
 
 #define PAROPT_LOOPS "topk_loops.hpp"
@@ -40,35 +43,91 @@ struct Cut {
 namespace paropt {
 namespace {
 
-constexpr std::size_t kBlock = 16384;        // entries; a block and its residual fit in L2
-constexpr std::size_t kSlack = 64;           // what vector stores may write past a list
+constexpr std::size_t kSlack = 32;           // what vector stores may write past a list
 constexpr std::size_t kBlocksPerThread = 8;  // fewer are not worth a thread
 constexpr std::size_t kLine = 16;            // neighbouring entries sampled together
 constexpr std::size_t kMostLines = 1024;
-constexpr std::size_t kSampledFrom = 32768;  // shorter vectors go without a sample
+constexpr std::size_t kSampledFrom = 512;  // shorter vectors go without a sample
+constexpr std::size_t kMostKeys = 16384;   // in a list of keys, the sample included
+constexpr std::size_t kGuide = 2048;       // keys that guide the search in more than kMostKeys
 constexpr unsigned kBinBits = 11;
 
-// Find the cut for the k winners among m values, 0 < k <= m. Each round spreads the keys that are
-// still in question over 2048 bins and goes on in the bin of the cut.
+// Memory that stays with the calling thread: getting it anew from the system would cost more page
+// faults than the whole selection takes. A piece that is far too large is given back.
+class Workspace {
+ public:
+  std::uint8_t* room(std::size_t bytes) {
+    if (bytes > bytes_ || bytes < bytes_ / 8) {
+      memory_.reset();
+      memory_.reset(new std::uint8_t[bytes]);
+      bytes_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<std::uint8_t[]> memory_;
+  std::size_t bytes_ = 0;
+};
+
+// Cuts pieces off one piece of memory; with none it only measures.
+class Carver {
+ public:
+  explicit Carver(std::uint8_t* memory) : memory_(memory) {}
+
+  template <class U>
+  U* take(std::size_t count) {
+    U* piece = memory_ == nullptr ? nullptr : reinterpret_cast<U*>(memory_ + used_);
+    used_ += ceil_div(count * sizeof(U), 64) * 64;
+    return piece;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::uint8_t* memory_;
+  std::size_t used_ = 0;
+};
+
+// The key of rank k among m keys, 0 < k <= m, and how many of them are larger. The list is used up:
+// each round spreads its keys over bins and keeps those of one bin.
+template <class Key>
+Cut<Key> cut_list(Key* keys, std::size_t m, std::size_t k, std::uint32_t* bins) {
+  for (;;) {
+    Key least, most;
+    PAROPT_DISPATCH(key_range(keys, m, least, most));
+    if (least == most) return {least, k};
+    const unsigned width = bit_width(static_cast<Key>(most - least));
+    const unsigned most_bits = m < 256 ? 6 : m < 2048 ? 8 : kBinBits;
+    const unsigned shift = width > most_bits ? width - most_bits : 0;
+    std::fill_n(bins, ((most - least) >> shift) + 1, 0);
+    for (std::size_t i = 0; i < m; ++i) ++bins[static_cast<Key>(keys[i] - least) >> shift];
+    std::size_t bin = static_cast<std::size_t>((most - least) >> shift);
+    while (bins[bin] < k) k -= bins[bin--];
+    const Key low = static_cast<Key>(least + (static_cast<Key>(bin) << shift));
+    if (shift == 0) return {low, k};
+    const Key high = static_cast<Key>(low + ((Key{1} << shift) - 1));
+    std::size_t above = 0;
+    m = PAROPT_DISPATCH(narrow(keys, m, low, high, keys, m, above));
+  }
+}
+
+// The same for any number of values: each round spreads the keys that are still in question over
+// bins and goes on in the bin of the cut, without a list.
 template <class T>
-Cut<T> find_cut(const T* values, std::size_t m, std::size_t k) {
+Cut<T> cut_in_rounds(const T* values, std::size_t m, std::size_t k) {
   using Key = KeyOf<T>;
-  constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
-  if (k == m) return {0, kAll};
   Key least, most;
   PAROPT_DISPATCH(key_range(values, m, least, most));
   std::vector<std::size_t> bins(std::size_t{1} << kBinBits);
   while (least < most) {
-    const unsigned width = bit_width(most - least);
+    const unsigned width = bit_width(static_cast<Key>(most - least));
     const unsigned shift = width > kBinBits ? width - kBinBits : 0;
     std::fill(bins.begin(), bins.end(), 0);
     PAROPT_DISPATCH(histogram(values, m, least, most, shift, bins.data()));
     std::size_t bin = static_cast<std::size_t>((most - least) >> shift);
     while (bins[bin] < k) k -= bins[bin--];
-    const Key low = least + (static_cast<Key>(bin) << shift);
-    if (bins[bin] == k) return {low, kAll};  // all keys of this bin win, none is cut apart
-    most = std::min<Key>(most, low + ((Key{1} << shift) - 1));
-    least = low;
+    least = static_cast<Key>(least + (static_cast<Key>(bin) << shift));
+    most = std::min<Key>(most, static_cast<Key>(least + ((Key{1} << shift) - 1)));
   }
   return {least, k};
 }
@@ -83,10 +142,14 @@ class Search {
         n_(n),
         k_(k),
         capacity_(std::min(n, std::max(2 * k, k + kBlock))),
-        pool_(capacity_),
-        runs_(ceil_div(n, kBlock)) {
-    const int threads = threads_for(runs_.size(), kBlocksPerThread);
-    for (int t = 0; t < threads; ++t) scratch_.emplace_back(std::min(n, kBlock) + kSlack);
+        blocks_(ceil_div(n, kBlock)),
+        threads_(threads_for(blocks_, kBlocksPerThread)) {
+    thread_local Workspace workspace;
+    Carver measure(nullptr);
+    carve(measure);
+    Carver carver(workspace.room(measure.used()));
+    carve(carver);
+    std::fill_n(runs_, blocks_, Run{});
   }
 
   std::size_t run(I* indices, T* values) {
@@ -104,9 +167,9 @@ class Search {
   using Key = KeyOf<T>;
 
   struct List {
-    explicit List(std::size_t room) : positions(new I[room]), values(new T[room]) {}
-    std::unique_ptr<I[]> positions;
-    std::unique_ptr<T[]> values;
+    I* positions;
+    T* values;
+    List from(std::size_t offset) const { return {positions + offset, values + offset}; }
   };
 
   // The candidates of one block, in order, at `offset` of the pool.
@@ -117,11 +180,13 @@ class Search {
     bool pooled = false;  // its candidates are in the pool
   };
 
+  void carve(Carver& carver);
   Key sampled_bound() const;
+  Cut<T> find_cut(const T* values, std::size_t m, std::size_t k) const;
   void gather(Key bound);
   bool sweep(Key bound);
-  bool collect_block(std::size_t block, Key bound, List& list, std::size_t& nonfinite);
-  bool append(Run& run, const List& list, std::size_t found);
+  bool collect_block(std::size_t block, Key bound, std::size_t& nonfinite);
+  bool reserve(Run& run, std::size_t found);
   Key prune();
   void close_gaps();
   void put_back();
@@ -129,15 +194,27 @@ class Search {
 
   const T* gradient_;
   T* residual_;
-  std::size_t n_, k_, capacity_;
-  List pool_;
-  std::vector<Run> runs_;
-  std::vector<List> scratch_;
+  std::size_t n_, k_, capacity_, blocks_;
+  int threads_;
+  List pool_, scratch_;  // scratch: what one thread found in a block, kBlock + kSlack per thread
+  Run* runs_;
+  Key* keys_;
+  std::uint32_t* bins_;
   std::mutex mutex_;
   std::size_t used_ = 0;  // entries of the pool, guarded by mutex_ within a sweep
   std::size_t nonfinite_ = 0;
   std::size_t strict_after_ = 0;  // blocks after this one must exceed the bound, not reach it
 };
+
+template <class T, class I>
+void Search<T, I>::carve(Carver& carver) {
+  const std::size_t lists = static_cast<std::size_t>(threads_) * (std::min(n_, kBlock) + kSlack);
+  pool_ = {carver.take<I>(capacity_ + kSlack), carver.take<T>(capacity_ + kSlack)};
+  scratch_ = {carver.take<I>(lists), carver.take<T>(lists)};
+  runs_ = carver.take<Run>(blocks_);
+  keys_ = carver.take<Key>(kMostKeys + kSlack);
+  bins_ = carver.take<std::uint32_t>(std::size_t{1} << kBinBits);
+}
 
 // Sample whole cache lines, one at a hashed place in each of equal strata, and take the key of a
 // rank so high that missing k winners is a 4.5-sigma event.
@@ -150,21 +227,63 @@ KeyOf<T> Search<T, I>::sampled_bound() const {
   const double expected = static_cast<double>(k_) / static_cast<double>(n_) * size;
   const auto rank = static_cast<std::size_t>(expected + 4.5 * std::sqrt(expected) + 4);
   if (rank >= size) return 0;
-  std::unique_ptr<T[]> sample(new T[size]);
+  Key* key = keys_;
   for (std::size_t line = 0; line < lines; ++line) {
     const std::uint64_t hash = (line + 1) * 0x9e3779b97f4a7c15;  // Fibonacci hashing
     const std::size_t first = line * stratum + (hash >> 32) % (stratum - kLine + 1);
-    for (std::size_t j = 0; j < kLine; ++j) {
-      const T x = gradient_[first + j];
-      sample[line * kLine + j] = residual_ == nullptr ? x : residual_[first + j] + x;
+    for (std::size_t j = first; j < first + kLine; ++j) {
+      *key++ = key_of(residual_ == nullptr ? gradient_[j] : sum(residual_[j], gradient_[j]));
     }
   }
-  return find_cut(sample.get(), size, rank).key;
+  return cut_list(keys_, size, rank, bins_).key;
+}
+
+// Of `size` sampled keys of m values choose two that most likely have the k-th largest between
+// them. The list is used up.
+template <class Key>
+void guess_range(Key* keys, std::size_t size, double share, std::uint32_t* bins, Key& least,
+                 Key& most) {
+  const double rank = static_cast<double>(size) * share;
+  const double slack = 4.5 * std::sqrt(rank * (1 - share)) + 4;
+  Key copy[kGuide + kSlack];
+  std::copy_n(keys, size, copy);
+  if (rank > slack) most = cut_list(copy, size, static_cast<std::size_t>(rank - slack), bins).key;
+  if (rank + slack + 1 < static_cast<double>(size)) {
+    least = cut_list(keys, size, static_cast<std::size_t>(rank + slack) + 1, bins).key;
+  }
+}
+
+// Find the cut for the k winners among m values, 0 < k <= m. Where they are many, a few of them
+// tell between which two keys it is, and only keys between these are looked at closely.
+template <class T, class I>
+Cut<T> Search<T, I>::find_cut(const T* values, std::size_t m, std::size_t k) const {
+  if (k == m) return {0, std::numeric_limits<std::size_t>::max()};
+  Key least = 0, most = FloatBits<T>::kMagnitude;
+  if (m > kMostKeys) {
+    for (std::size_t i = 0; i < kGuide; ++i) keys_[i] = key_of(values[m / kGuide * i]);
+    guess_range(keys_, kGuide, static_cast<double>(k) / static_cast<double>(m), bins_, least, most);
+  }
+  for (int round = 0; round < 3; ++round) {
+    std::size_t above = 0;
+    const std::size_t inside =
+        PAROPT_DISPATCH(narrow(values, m, least, most, keys_, kMostKeys, above));
+    if (above >= k || above + inside < k) break;  // misled
+    if (least == most) return {least, k - above};
+    if (inside <= kMostKeys) {
+      const Cut<Key> cut = cut_list(keys_, inside, k - above, bins_);
+      return {cut.key, cut.ties};
+    }
+    // The listed keys are a sample of those between.
+    const double share = static_cast<double>(k - above) / static_cast<double>(inside);
+    for (std::size_t i = 0; i < kGuide; ++i) keys_[i] = keys_[kMostKeys / kGuide * i];
+    guess_range(keys_, kGuide, share, bins_, least, most);
+  }
+  return cut_in_rounds(values, m, k);
 }
 
 template <class T, class I>
 void Search<T, I>::gather(Key bound) {
-  strict_after_ = runs_.size();
+  strict_after_ = blocks_;
   while (!sweep(bound)) bound = prune();
 }
 
@@ -173,31 +292,34 @@ template <class T, class I>
 bool Search<T, I>::sweep(Key bound) {
   std::atomic<bool> full{false};
   std::size_t nonfinite = 0;
-  [[maybe_unused]] const int threads = static_cast<int>(scratch_.size());
-#pragma omp parallel for schedule(dynamic, 2) num_threads(threads) if (threads > 1) \
+#pragma omp parallel for schedule(dynamic, 2) num_threads(threads_) if (threads_ > 1) \
     reduction(+ : nonfinite)
-  for (std::size_t block = 0; block < runs_.size(); ++block) {
+  for (std::size_t block = 0; block < blocks_; ++block) {
     if (runs_[block].pooled || full.load(std::memory_order_relaxed)) continue;
-    const Key least = bound + (block > strict_after_);
-    if (!collect_block(block, least, scratch_[thread_number()], nonfinite)) full = true;
+    const Key least = static_cast<Key>(bound + (block > strict_after_));
+    if (!collect_block(block, least, nonfinite)) full = true;
   }
   nonfinite_ += nonfinite;
   return !full;
 }
 
 template <class T, class I>
-bool Search<T, I>::collect_block(std::size_t block, Key bound, List& list, std::size_t& nonfinite) {
+bool Search<T, I>::collect_block(std::size_t block, Key bound, std::size_t& nonfinite) {
   Run& run = runs_[block];
   const std::size_t first = block * kBlock, count = std::min(kBlock, n_ - first);
   T* residual = residual_ == nullptr ? nullptr : residual_ + first;
   const bool accumulate = residual != nullptr && !run.seen;
+  // One thread alone writes to the pool at once, where a whole block fits.
+  const bool direct = threads_ == 1 && capacity_ - used_ >= count;
+  const auto thread = static_cast<std::size_t>(thread_number());
+  const List list = direct ? pool_.from(used_) : scratch_.from(thread * (kBlock + kSlack));
   const std::size_t found =
       PAROPT_DISPATCH(collect(gradient_ + first, residual, accumulate, count, static_cast<I>(first),
-                              bound, list.positions.get(), list.values.get()));
+                              bound, list.positions, list.values));
   if (!run.seen) {
     // Non-finite entries are candidates unless the bound is beyond infinity.
     if (bound <= FloatBits<T>::kInfinity || residual != nullptr) {
-      nonfinite += PAROPT_DISPATCH(count_nonfinite(list.values.get(), found));
+      nonfinite += PAROPT_DISPATCH(count_nonfinite(list.values, found));
     }
     if (bound > FloatBits<T>::kInfinity) {
       const T* rest = residual == nullptr ? gradient_ + first : residual;
@@ -205,7 +327,12 @@ bool Search<T, I>::collect_block(std::size_t block, Key bound, List& list, std::
     }
     run.seen = true;
   }
-  if (append(run, list, found)) return true;
+  if (reserve(run, found)) {
+    if (direct) return true;
+    std::copy_n(list.positions, found, pool_.positions + run.offset);
+    std::copy_n(list.values, found, pool_.values + run.offset);
+    return true;
+  }
   // The block has to wait for a pruned pool: undo the move.
   for (std::size_t i = 0; residual != nullptr && i < found; ++i) {
     residual_[list.positions[i]] = list.values[i];
@@ -214,17 +341,13 @@ bool Search<T, I>::collect_block(std::size_t block, Key bound, List& list, std::
 }
 
 template <class T, class I>
-bool Search<T, I>::append(Run& run, const List& list, std::size_t found) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (capacity_ - used_ < found) return false;
-    run.offset = used_;
-    used_ += found;
-  }
+bool Search<T, I>::reserve(Run& run, std::size_t found) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (capacity_ - used_ < found) return false;
+  run.offset = used_;
   run.count = static_cast<std::uint32_t>(found);
   run.pooled = true;
-  std::copy_n(list.positions.get(), found, pool_.positions.get() + run.offset);
-  std::copy_n(list.values.get(), found, pool_.values.get() + run.offset);
+  used_ += found;
   return true;
 }
 
@@ -233,16 +356,16 @@ bool Search<T, I>::append(Run& run, const List& list, std::size_t found) {
 // that was skipped in between may win it.
 template <class T, class I>
 KeyOf<T> Search<T, I>::prune() {
-  Cut<T> cut = find_cut(pool_.values.get(), used_, k_);
+  Cut<T> cut = find_cut(pool_.values, used_, k_);
   const Key bound = cut.key;
-  for (std::size_t block = 0; block < runs_.size(); ++block) {
+  for (std::size_t block = 0; block < blocks_; ++block) {
     Run& run = runs_[block];
     if (!run.pooled) continue;
     strict_after_ = block;
-    I* positions = pool_.positions.get() + run.offset;
-    T* values = pool_.values.get() + run.offset;
-    run.count = static_cast<std::uint32_t>(
-        PAROPT_DISPATCH(keep(positions, values, run.count, cut, residual_, positions, values)));
+    I* positions = pool_.positions + run.offset;
+    T* values = pool_.values + run.offset;
+    run.count = static_cast<std::uint32_t>(PAROPT_DISPATCH(
+        keep(positions, values, run.count, cut, residual_, positions, values, run.count)));
   }
   close_gaps();
   return bound;
@@ -251,14 +374,14 @@ KeyOf<T> Search<T, I>::prune() {
 template <class T, class I>
 void Search<T, I>::close_gaps() {
   std::vector<Run*> order;
-  for (Run& run : runs_) {
-    if (run.count > 0) order.push_back(&run);
+  for (std::size_t block = 0; block < blocks_; ++block) {
+    if (runs_[block].count > 0) order.push_back(&runs_[block]);
   }
   std::sort(order.begin(), order.end(), [](Run* a, Run* b) { return a->offset < b->offset; });
   used_ = 0;
   for (Run* run : order) {
-    std::copy_n(pool_.positions.get() + run->offset, run->count, pool_.positions.get() + used_);
-    std::copy_n(pool_.values.get() + run->offset, run->count, pool_.values.get() + used_);
+    std::copy_n(pool_.positions + run->offset, run->count, pool_.positions + used_);
+    std::copy_n(pool_.values + run->offset, run->count, pool_.values + used_);
     run->offset = used_;
     used_ += run->count;
   }
@@ -270,19 +393,20 @@ void Search<T, I>::put_back() {
   for (std::size_t i = 0; residual_ != nullptr && i < used_; ++i) {
     residual_[pool_.positions[i]] = pool_.values[i];
   }
-  for (Run& run : runs_) run.pooled = false, run.count = 0;
+  for (std::size_t block = 0; block < blocks_; ++block) {
+    runs_[block].pooled = false, runs_[block].count = 0;
+  }
   used_ = 0;
 }
 
 template <class T, class I>
 void Search<T, I>::finish(I* indices, T* values) {
-  Cut<T> cut = find_cut(pool_.values.get(), used_, k_);
-  for (const Run& run : runs_) {
-    const std::size_t kept =
-        PAROPT_DISPATCH(keep(pool_.positions.get() + run.offset, pool_.values.get() + run.offset,
-                             run.count, cut, residual_, indices, values));
-    indices += kept;
-    values += kept;
+  Cut<T> cut = find_cut(pool_.values, used_, k_);
+  std::size_t kept = 0;
+  for (std::size_t block = 0; block < blocks_; ++block) {
+    const List list = pool_.from(runs_[block].offset);
+    kept += PAROPT_DISPATCH(keep(list.positions, list.values, runs_[block].count, cut, residual_,
+                                 indices + kept, values + kept, k_ - kept));
   }
 }
 
@@ -294,11 +418,40 @@ std::size_t topk(const T* gradient, T* residual, std::size_t n, std::size_t k, I
   return Search<T, I>(gradient, residual, n, k).run(indices, values);
 }
 
-template std::size_t topk(const float*, float*, std::size_t, std::size_t, std::uint32_t*, float*);
-template std::size_t topk(const float*, float*, std::size_t, std::size_t, std::uint64_t*, float*);
-template std::size_t topk(const double*, double*, std::size_t, std::size_t, std::uint32_t*,
-                          double*);
-template std::size_t topk(const double*, double*, std::size_t, std::size_t, std::uint64_t*,
-                          double*);
+template <class T>
+Reach reach_count(const T* gradient, T* residual, std::size_t n, KeyOf<T> bound) {
+  Reach reach = {0, 0};
+  for (std::size_t first = 0; first < n; first += kBlock) {
+    const std::size_t count = std::min(kBlock, n - first);
+    T* sums = residual == nullptr ? nullptr : residual + first;
+    reach.found += PAROPT_DISPATCH(count_reaching(gradient + first, sums, count, bound));
+    const T* acc = residual == nullptr ? gradient + first : sums;
+    reach.nonfinite += PAROPT_DISPATCH(count_nonfinite(acc, count));
+  }
+  return reach;
+}
+
+template <class T, class I>
+void reach_take(const T* acc, T* clear, std::size_t n, KeyOf<T> bound, I* indices, T* values) {
+  for (std::size_t first = 0; first < n; first += kBlock) {
+    const std::size_t count = std::min(kBlock, n - first);
+    T* residual = clear == nullptr ? nullptr : clear + first;
+    const std::size_t found = PAROPT_DISPATCH(collect(
+        acc + first, residual, false, count, static_cast<I>(first), bound, indices, values));
+    indices += found;
+    values += found;
+  }
+}
+
+#define PAROPT_TOPK(T)                                                                   \
+  template std::size_t topk(const T*, T*, std::size_t, std::size_t, std::uint32_t*, T*); \
+  template std::size_t topk(const T*, T*, std::size_t, std::size_t, std::uint64_t*, T*); \
+  template Reach reach_count(const T*, T*, std::size_t, KeyOf<T>);                       \
+  template void reach_take(const T*, T*, std::size_t, KeyOf<T>, std::uint32_t*, T*);     \
+  template void reach_take(const T*, T*, std::size_t, KeyOf<T>, std::uint64_t*, T*);
+PAROPT_TOPK(float)
+PAROPT_TOPK(double)
+PAROPT_TOPK(Float16)
+PAROPT_TOPK(BFloat16)
 
 }  // namespace paropt

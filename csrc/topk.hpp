@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common.hpp"
+
 namespace paropt {
 
 // Write the positions and values of the k largest entries of `acc` to indices and values, k each,
@@ -16,9 +18,25 @@ namespace paropt {
 // result does not depend on the number of threads.
 //
 // k <= n. I is std::uint32_t (n <= 2^32) or std::uint64_t. Working memory: at most
-// max(2k, k + 16384) entries, 16384 entries per thread, and 24 bytes per 16384 entries of acc.
+// max(2k, k + 16384) entries and 1 MB per thread, 16 bytes per 16384 entries of acc included; the
+// calling thread keeps it for its next call. T is float, double, Float16 or BFloat16.
 template <class T, class I>
 std::size_t topk(const T* gradient, T* residual, std::size_t n, std::size_t k, I* indices,
                  T* values);
+
+// Entries whose key reaches a bound, and those that are infinite or NaN.
+struct Reach {
+  std::size_t found, nonfinite;
+};
+
+// Count them in acc; with a residual, residual is left as acc = residual + gradient.
+template <class T>
+Reach reach_count(const T* gradient, T* residual, std::size_t n, KeyOf<T> bound);
+
+// List them, ascending; indices and values have room for all and kReachSlack more. With `clear`,
+// which is acc then, they are set to 0 there.
+constexpr std::size_t kReachSlack = 32;
+template <class T, class I>
+void reach_take(const T* acc, T* clear, std::size_t n, KeyOf<T> bound, I* indices, T* values);
 
 }  // namespace paropt

@@ -1,5 +1,7 @@
 // The loops of topk.cpp; see foreach_isa.hpp and, for the words, topk.cpp.
 
+// ---- which entries of 64 reach a bound ---------------------------------------------------------
+
 // Bit j says whether x[j] has a key of at least `bound`, for j < width <= 64.
 template <class T>
 PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least(const T* x, std::size_t width,
@@ -7,6 +9,11 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least(const T* x, std::size_
   std::uint64_t hits = 0;
   for (std::size_t j = 0; j < width; ++j) hits |= std::uint64_t{key_of(x[j]) >= bound} << j;
   return hits;
+}
+
+template <class T>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const T* x, KeyOf<T> bound) {
+  return at_least(x, 64, bound);
 }
 
 #if PAROPT_LEVEL == 2
@@ -31,6 +38,25 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const double* x, std
     hits |= std::uint64_t{_mm512_cmpge_epu64_mask(key, least)} << j;
   }
   return hits;
+}
+
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const void* x, std::uint16_t bound) {
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  const __m512i least = _mm512_set1_epi16(static_cast<short>(bound));
+  const auto* vectors = static_cast<const __m512i*>(x);
+  const __m512i low = _mm512_and_si512(_mm512_loadu_si512(vectors), magnitude);
+  const __m512i high = _mm512_and_si512(_mm512_loadu_si512(vectors + 1), magnitude);
+  return std::uint64_t{_mm512_cmpge_epu16_mask(low, least)} |
+         std::uint64_t{_mm512_cmpge_epu16_mask(high, least)} << 32;
+}
+
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const Float16* x, std::uint16_t bound) {
+  return at_least64(static_cast<const void*>(x), bound);
+}
+
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const BFloat16* x,
+                                                            std::uint16_t bound) {
+  return at_least64(static_cast<const void*>(x), bound);
 }
 
 #elif PAROPT_LEVEL == 1
@@ -62,84 +88,210 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const double* x, std
   return hits;
 }
 
-#else
+#endif
+
+// ---- residual += gradient ----------------------------------------------------------------------
 
 template <class T>
-PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const T* x, KeyOf<T> bound) {
-  return at_least(x, 64, bound);
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void accumulate(T* __restrict residual,
+                                                   const T* __restrict gradient,
+                                                   std::size_t count) {
+  for (std::size_t j = 0; j < count; ++j) residual[j] = sum(residual[j], gradient[j]);
+}
+
+#if PAROPT_LEVEL > 0
+
+// Eight entries at a time with the processor's own conversions; the rest as above.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void accumulate(Float16* residual, const Float16* gradient,
+                                                   std::size_t count) {
+  std::size_t j = 0;
+  for (; j + 8 <= count; j += 8) {
+    auto* to = reinterpret_cast<__m128i*>(residual + j);
+    const auto* from = reinterpret_cast<const __m128i*>(gradient + j);
+    const __m256 total =
+        _mm256_add_ps(_mm256_cvtph_ps(_mm_loadu_si128(to)), _mm256_cvtph_ps(_mm_loadu_si128(from)));
+    _mm_storeu_si128(to, _mm256_cvtps_ph(total, _MM_FROUND_TO_NEAREST_INT));
+  }
+  for (; j < count; ++j) residual[j] = sum(residual[j], gradient[j]);
 }
 
 #endif
 
-// Append the entries x[j] that `hits` names, and their positions, to a list.
-template <class T, class I>
-PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t take(std::uint64_t hits, const T* x, I first,
-                                                    I* positions, T* values) {
-  std::size_t taken = 0;
-  for (; hits != 0; hits &= hits - 1, ++taken) {
-    const int j = __builtin_ctzll(hits);
-    positions[taken] = first + static_cast<I>(j);
-    values[taken] = x[j];
-  }
-  return taken;
+template <class T>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t add_at_least64(T* residual, const T* gradient,
+                                                                KeyOf<T> bound) {
+  accumulate(residual, gradient, 64);
+  return at_least64(residual, bound);
 }
 
 #if PAROPT_LEVEL == 2
 
-// With many hits a register compress and a whole store beat the loop above. Zen 4 has traps: the
-// memory form of compress is microcoded, and the zero-masked form waits for its last result.
-// May write up to 16 entries past the last one taken.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t take(std::uint64_t hits, const float* x,
-                                                    std::uint32_t first, std::uint32_t* positions,
-                                                    float* values) {
-  if (__builtin_popcountll(hits) < 6) {
-    return take<float, std::uint32_t>(hits, x, first, positions, values);
-  }
-  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  std::size_t taken = 0;
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t add_at_least64(float* residual,
+                                                                const float* gradient,
+                                                                std::uint32_t bound) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  const __m512i least = _mm512_set1_epi32(static_cast<int>(bound));
+  std::uint64_t hits = 0;
   for (int j = 0; j < 64; j += 16) {
-    const auto mask = static_cast<__mmask16>(hits >> j);
-    const __m512i position =
-        _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first) + j), lanes);
-    const __m512i value = _mm512_loadu_si512(x + j);
-    _mm512_storeu_si512(positions + taken, _mm512_mask_compress_epi32(position, mask, position));
-    _mm512_storeu_si512(values + taken, _mm512_mask_compress_epi32(value, mask, value));
-    taken += static_cast<std::size_t>(__builtin_popcount(mask));
+    const __m512 acc = _mm512_add_ps(_mm512_loadu_ps(residual + j), _mm512_loadu_ps(gradient + j));
+    _mm512_storeu_ps(residual + j, acc);
+    const __m512i key = _mm512_and_si512(_mm512_castps_si512(acc), magnitude);
+    hits |= std::uint64_t{_mm512_cmpge_epu32_mask(key, least)} << j;
   }
-  return taken;
+  return hits;
 }
 
 #endif
 
+// ---- candidates of a block ---------------------------------------------------------------------
+
+// What a pass over a block found: for every word of 64 entries that has some, its number and its
+// hits. Words without are not listed, so that few entries are found in little time.
+struct Marks {
+  std::uint64_t hits[kBlock / 64 + 1];
+  std::uint16_t word[kBlock / 64 + 1];
+  std::size_t words = 0, found = 0;
+};
+
+// Mark the entries of a block that reach the bound; with `add_to`, which is x then, first add the
+// gradient. No branch depends on the data, so this runs at the speed of the memory.
 template <class T>
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void clear(std::uint64_t hits, T* x) {
-  for (; hits != 0; hits &= hits - 1) x[__builtin_ctzll(hits)] = T{0};
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void mark(const T* gradient, T* add_to, const T* x,
+                                             std::size_t count, KeyOf<T> bound, Marks& marks) {
+  std::size_t words = 0, found = 0;
+  for (std::size_t i = 0; i < count; i += 64) {
+    const std::size_t width = count - i < 64 ? count - i : 64;
+    std::uint64_t hits;
+    if (width == 64) {
+      for (std::size_t j = 0; j < 64; j += 64 / sizeof(T)) {
+        __builtin_prefetch(x + i + j + kAhead / sizeof(T));
+        if (add_to != nullptr) __builtin_prefetch(gradient + i + j + kAhead / sizeof(T));
+      }
+      hits = add_to != nullptr ? add_at_least64(add_to + i, gradient + i, bound)
+                               : at_least64(x + i, bound);
+    } else {
+      if (add_to != nullptr) accumulate(add_to + i, gradient + i, width);
+      hits = at_least(x + i, width, bound);
+    }
+    marks.hits[words] = hits;
+    marks.word[words] = static_cast<std::uint16_t>(i / 64);
+    words += hits != 0;
+    found += static_cast<std::size_t>(__builtin_popcountll(hits));
+  }
+  marks.words = words;
+  marks.found = found;
 }
+
+// List the marked entries where few are: two are written for every word, whether it has them or
+// not, so that a branch is mispredicted only at a word with more. Writes up to 2 past the list.
+template <class T, class I>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void list_few(const Marks& marks, const T* x, I first,
+                                                 I* positions, T* values, T* residual) {
+  for (std::size_t w = 0; w < marks.words; ++w) {
+    std::uint64_t hits = marks.hits[w];
+    const std::size_t i = std::size_t{marks.word[w]} * 64;
+    const int found = __builtin_popcountll(hits);
+    const std::size_t a = i + static_cast<std::size_t>(__builtin_ctzll(hits));
+    hits &= hits - 1;
+    const std::size_t b = hits == 0 ? a : i + static_cast<std::size_t>(__builtin_ctzll(hits));
+    positions[0] = first + static_cast<I>(a);
+    positions[1] = first + static_cast<I>(b);
+    values[0] = x[a];
+    values[1] = x[b];
+    for (int j = 2; j < found; ++j) {
+      hits &= hits - 1;
+      const std::size_t c = i + static_cast<std::size_t>(__builtin_ctzll(hits));
+      positions[j] = first + static_cast<I>(c);
+      values[j] = x[c];
+    }
+    positions += found;
+    values += found;
+  }
+  positions -= marks.found;
+  for (std::size_t i = 0; residual != nullptr && i < marks.found; ++i) {
+    residual[positions[i] - first] = T{};
+  }
+}
+
+template <class T, class I>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void list_many(const Marks& marks, std::size_t, const T* x,
+                                                  I first, I* positions, T* values, T* residual) {
+  for (std::size_t w = 0; w < marks.words; ++w) {
+    for (std::uint64_t hits = marks.hits[w]; hits != 0; hits &= hits - 1) {
+      const std::size_t j =
+          std::size_t{marks.word[w]} * 64 + static_cast<std::size_t>(__builtin_ctzll(hits));
+      *positions++ = first + static_cast<I>(j);
+      *values++ = x[j];
+      if (residual != nullptr) residual[j] = T{};
+    }
+  }
+}
+
+#if PAROPT_LEVEL == 2
+
+// Register compress and whole stores. Zen 4 has traps: the memory form of compress is microcoded,
+// and the zero-masked form waits for its last result. Writes up to 16 past the list.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void list_many(const Marks& marks, std::size_t count,
+                                                  const float* x, std::uint32_t first,
+                                                  std::uint32_t* positions, float* values,
+                                                  float* residual) {
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  std::size_t words = marks.words;
+  const bool partial = words > 0 && std::size_t{marks.word[words - 1]} * 64 + 64 > count;
+  if (partial) --words;
+  for (std::size_t w = 0; w < words; ++w) {
+    const std::uint64_t hits = marks.hits[w];
+    const std::size_t start = std::size_t{marks.word[w]} * 64;
+    for (std::size_t j = 0; j < 64; j += 16) {
+      const auto mask = static_cast<__mmask16>(hits >> j);
+      const __m512i position =
+          _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first + start + j)), lanes);
+      const __m512i value = _mm512_loadu_si512(x + start + j);
+      _mm512_storeu_si512(positions, _mm512_mask_compress_epi32(position, mask, position));
+      _mm512_storeu_si512(values, _mm512_mask_compress_epi32(value, mask, value));
+      if (residual != nullptr) {
+        _mm512_storeu_si512(residual + start + j,
+                            _mm512_maskz_mov_epi32(_knot_mask16(mask), value));
+      }
+      const int taken = __builtin_popcount(mask);
+      positions += taken;
+      values += taken;
+    }
+  }
+  for (std::uint64_t hits = partial ? marks.hits[words] : 0; hits != 0; hits &= hits - 1) {
+    const std::size_t j =
+        std::size_t{marks.word[words]} * 64 + static_cast<std::size_t>(__builtin_ctzll(hits));
+    *positions++ = first + static_cast<std::uint32_t>(j);
+    *values++ = x[j];
+    if (residual != nullptr) residual[j] = 0;
+  }
+}
+
+#endif
 
 // Collect the entries of one block whose key is at least `bound` into positions and values, which
 // have room for `count` entries and 16 more; return their number. With a residual, first add the
-// gradient to it when `accumulate` is set, then move (not copy) the entries out of it.
+// gradient to it when `add` is set, then move (not copy) the entries out of it.
 template <class T, class I>
-PAROPT_TARGET std::size_t collect(const T* gradient, T* residual, bool accumulate,
-                                  std::size_t count, I first, KeyOf<T> bound, I* positions,
-                                  T* values) {
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < count; i += 64) {
-    const std::size_t width = count - i < 64 ? count - i : 64;
-    const T* x = residual != nullptr ? residual + i : gradient + i;
-    if (accumulate) {
-      for (std::size_t j = 0; j < width; ++j) residual[i + j] += gradient[i + j];
-    }
-    const std::uint64_t hits = width == 64 ? at_least64(x, bound) : at_least(x, width, bound);
-    if (hits == 0) continue;
-    // A partial group has fewer than 64 readable entries, which the overload for many hits reads.
-    found +=
-        width == 64
-            ? take(hits, x, static_cast<I>(first + i), positions + found, values + found)
-            : take<T, I>(hits, x, static_cast<I>(first + i), positions + found, values + found);
-    if (residual != nullptr) clear(hits, residual + i);
+PAROPT_TARGET std::size_t collect(const T* gradient, T* residual, bool add, std::size_t count,
+                                  I first, KeyOf<T> bound, I* positions, T* values) {
+  Marks marks;
+  const T* x = residual != nullptr ? residual : gradient;
+  mark(gradient, add ? residual : nullptr, x, count, bound, marks);
+  if (marks.found * 32 < count) {
+    list_few(marks, x, first, positions, values, residual);
+  } else {
+    list_many(marks, count, x, first, positions, values, residual);
   }
-  return found;
+  return marks.found;
+}
+
+template <class T>
+PAROPT_TARGET std::size_t count_reaching(const T* gradient, T* residual, std::size_t count,
+                                         KeyOf<T> bound) {
+  Marks marks;
+  mark(gradient, residual, residual != nullptr ? residual : gradient, count, bound, marks);
+  return marks.found;
 }
 
 template <class T>
@@ -149,11 +301,13 @@ PAROPT_TARGET std::size_t count_nonfinite(const T* x, std::size_t n) {
   return found;
 }
 
+// ---- winners among candidates ------------------------------------------------------------------
+
 // Move the candidates that win to `to_positions` and `to_values` (which may be the lists
 // themselves), put the others back into the residual, and return the number of winners.
 template <class T, class I>
-PAROPT_TARGET std::size_t keep(const I* positions, const T* values, std::size_t count, Cut<T>& cut,
-                               T* residual, I* to_positions, T* to_values) {
+PAROPT_TARGET std::size_t keep_some(const I* positions, const T* values, std::size_t count,
+                                    Cut<T>& cut, T* residual, I* to_positions, T* to_values) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const KeyOf<T> key = key_of(values[i]);
@@ -168,6 +322,53 @@ PAROPT_TARGET std::size_t keep(const I* positions, const T* values, std::size_t 
   }
   return kept;
 }
+
+template <class T, class I>
+PAROPT_TARGET std::size_t keep(const I* positions, const T* values, std::size_t count, Cut<T>& cut,
+                               T* residual, I* to_positions, T* to_values, std::size_t) {
+  return keep_some(positions, values, count, cut, residual, to_positions, to_values);
+}
+
+#if PAROPT_LEVEL == 2
+
+// Branch-free but for ties: winners are compressed to the output, losers to a short list. `room`
+// entries may be written at the output; its last ones are left to the loop above.
+PAROPT_TARGET std::size_t keep(const std::uint32_t* positions, const float* values,
+                               std::size_t count, Cut<float>& cut, float* residual,
+                               std::uint32_t* to_positions, float* to_values, std::size_t room) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  const __m512i least = _mm512_set1_epi32(static_cast<int>(cut.key));
+  std::uint32_t lost_positions[16];
+  float lost_values[16];
+  std::size_t i = 0, kept = 0;
+  for (; i + 16 <= count && kept + 16 <= room; i += 16) {
+    const __m512i position = _mm512_loadu_si512(positions + i);
+    const __m512i value = _mm512_loadu_si512(values + i);
+    const __m512i key = _mm512_and_si512(value, magnitude);
+    __mmask16 wins = _mm512_cmpgt_epu32_mask(key, least);
+    if (__mmask16 tied = _mm512_cmpeq_epu32_mask(key, least); __builtin_expect(tied != 0, 0)) {
+      for (; tied != 0 && cut.ties > 0; --cut.ties) {
+        wins = static_cast<__mmask16>(wins | (tied & -tied));
+        tied = static_cast<__mmask16>(tied & (tied - 1));
+      }
+    }
+    _mm512_storeu_si512(to_positions + kept, _mm512_mask_compress_epi32(position, wins, position));
+    _mm512_storeu_si512(to_values + kept, _mm512_mask_compress_epi32(value, wins, value));
+    const int won = __builtin_popcount(wins);
+    kept += static_cast<std::size_t>(won);
+    if (residual == nullptr || won == 16) continue;
+    const auto loses = static_cast<__mmask16>(~wins);
+    _mm512_storeu_si512(lost_positions, _mm512_mask_compress_epi32(position, loses, position));
+    _mm512_storeu_si512(lost_values, _mm512_mask_compress_epi32(value, loses, value));
+    for (int j = 0; j < 16 - won; ++j) residual[lost_positions[j]] = lost_values[j];
+  }
+  return kept + keep_some(positions + i, values + i, count - i, cut, residual, to_positions + kept,
+                          to_values + kept);
+}
+
+#endif
+
+// ---- keys --------------------------------------------------------------------------------------
 
 template <class T>
 PAROPT_TARGET void key_range(const T* values, std::size_t m, KeyOf<T>& least, KeyOf<T>& most) {
@@ -190,4 +391,46 @@ PAROPT_TARGET void histogram(const T* values, std::size_t m, KeyOf<T> least, Key
     const KeyOf<T> above = key_of(values[i]) - least;  // wraps to a large number below least
     if (above <= range) ++bins[above >> shift];
   }
+}
+
+// Move the keys of [least, most] to a list and return their number; `above` counts the keys above.
+// Nothing is listed beyond `capacity`, though the count goes on. The values may be keys themselves,
+// and the list may be theirs. Writes up to 16 past the capacity.
+template <class T>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t narrow_some(const T* values, std::size_t m,
+                                                           KeyOf<T> least, KeyOf<T> most,
+                                                           KeyOf<T>* list, std::size_t capacity,
+                                                           std::size_t& above) {
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < m; ++i) {
+    const KeyOf<T> key = key_of(values[i]);
+    list[found < capacity ? found : capacity] = key;
+    found += key >= least && key <= most;
+    above += key > most;
+  }
+  return found;
+}
+
+template <class T>
+PAROPT_TARGET std::size_t narrow(const T* values, std::size_t m, KeyOf<T> least, KeyOf<T> most,
+                                 KeyOf<T>* list, std::size_t capacity, std::size_t& above) {
+  std::size_t i = 0, found = 0;
+#if PAROPT_LEVEL == 2
+  if constexpr (sizeof(T) == 4) {
+    const __m512i magnitude = _mm512_set1_epi32(static_cast<int>(FloatBits<T>::kMagnitude));
+    const __m512i low = _mm512_set1_epi32(static_cast<int>(least));
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(most));
+    for (; i + 16 <= m; i += 16) {
+      const __m512i key = _mm512_and_si512(_mm512_loadu_si512(values + i), magnitude);
+      const __mmask16 beyond = _mm512_cmpgt_epu32_mask(key, high);
+      const __mmask16 inside = _mm512_mask_cmpge_epu32_mask(_knot_mask16(beyond), key, low);
+      _mm512_storeu_si512(list + (found < capacity ? found : capacity),
+                          _mm512_mask_compress_epi32(key, inside, key));
+      found += static_cast<std::size_t>(__builtin_popcount(inside));
+      above += static_cast<std::size_t>(__builtin_popcount(beyond));
+    }
+  }
+#endif
+  const std::size_t used = found < capacity ? found : capacity;
+  return found + narrow_some(values + i, m - i, least, most, list + used, capacity - used, above);
 }

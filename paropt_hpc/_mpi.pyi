@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,3 +52,16 @@ class ProgressThread:
         self, lane: Lane, algorithm: str, buffer: NDArray[Any], out: NDArray[Any], op: str
     ) -> Job: ...
     def stop(self) -> None: ...
+
+def neighbor_exchange(
+    comm_handle: int,
+    in_: NDArray[Any],
+    out: NDArray[Any],
+    targets: Sequence[int],
+    sources: Sequence[int],
+    own_weight: float,
+    weights: Sequence[float],
+    segment: int,
+    workspace: NDArray[Any],
+    timeout: float,
+) -> float: ...

@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "common.hpp"
 #include "lane.hpp"
+#include "neighbor_exchange.hpp"
 #include "progress.hpp"
 #include "shared_allreduce.hpp"
 
@@ -290,6 +292,51 @@ void bind_lanes(py::module_& m) {
       .def("stop", &ProgressThread::stop, py::call_guard<py::gil_scoped_release>());
 }
 
+// ---- neighbour exchange -----------------------------------------------------------------------
+
+template <class T>
+using Array = py::array_t<T, py::array::c_style>;
+
+template <class T>
+double neighbor_exchange(const py::int_& comm_handle, const Array<T>& in, Array<T> out,
+                         const std::vector<int>& targets, const std::vector<int>& sources,
+                         double own_weight, const std::vector<double>& weights, std::size_t segment,
+                         Array<T> workspace, double timeout) {
+  const MPI_Comm comm = communicator(comm_handle);
+  if (out.size() != in.size()) throw py::value_error("out must have as many elements as in");
+  if (!out.writeable()) throw py::value_error("out must be writable");
+  if (!workspace.writeable()) throw py::value_error("workspace must be writable");
+  if (weights.size() != sources.size()) throw py::value_error("each source must have a weight");
+  if (segment < 1 || segment > INT_MAX) {
+    throw py::value_error("segment must be in [1, " + std::to_string(INT_MAX) + "], got " +
+                          std::to_string(segment));
+  }
+  const std::size_t n = static_cast<std::size_t>(in.size());
+  const std::size_t needed = paropt::neighbor_exchange_workspace(n, sources.size(), segment);
+  if (static_cast<std::size_t>(workspace.size()) < needed) {
+    throw py::value_error("workspace must have at least " + std::to_string(needed) +
+                          " elements, got " + std::to_string(workspace.size()));
+  }
+  const T* const from = in.data();
+  T* const to = out.mutable_data();
+  T* const scratch = workspace.mutable_data();
+  py::gil_scoped_release release;
+  paropt::Waiting waiting;
+  waiting.timeout = timeout;
+  paropt::neighbor_exchange(comm, from, to, n, {targets, sources, weights, own_weight}, segment,
+                            scratch, &waiting);
+  return waiting.seconds;
+}
+
+template <class T>
+void bind_neighbor_exchange(py::module_& m) {
+  m.def("neighbor_exchange", &neighbor_exchange<T>, py::arg("comm_handle"),
+        py::arg("in_").noconvert(), py::arg("out").noconvert(), py::arg("targets"),
+        py::arg("sources"), py::arg("own_weight"), py::arg("weights"), py::arg("segment"),
+        py::arg("workspace").noconvert(), py::arg("timeout"),
+        "Mix a float32 or float64 buffer with those of the sources; return the seconds waited.");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_mpi, m, py::mod_gil_not_used()) {
@@ -303,4 +350,6 @@ PYBIND11_MODULE(_mpi, m, py::mod_gil_not_used()) {
   py::register_exception_translator(&translate);
   bind_groups(m);
   bind_lanes(m);
+  bind_neighbor_exchange<float>(m);
+  bind_neighbor_exchange<double>(m);
 }

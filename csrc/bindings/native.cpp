@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "common.hpp"
 #include "index_codec.hpp"
@@ -57,7 +58,7 @@ void require_index_type(std::uint64_t n) {
 }
 
 paropt::Codec codec_of(int id) {
-  require(id == 1 || id == 2, "codec must be 1 or 2");
+  require(id >= 1 && id <= paropt::kCodecs, "codec must be from 1 to 4");
   return static_cast<paropt::Codec>(id);
 }
 
@@ -68,18 +69,102 @@ auto unlocked(Call call) {
   return call();
 }
 
+// Arrays whose dtype has no C++ type come as they are: the letter of the dtype tells it.
+template <class T>
+constexpr char letter() {
+  if (std::is_same_v<T, float>) return 'f';
+  if (std::is_same_v<T, double>) return 'd';
+  if (std::is_same_v<T, paropt::Float16>) return 'e';
+  if (std::is_same_v<T, paropt::BFloat16>) return 'E';  // of ml_dtypes
+  return sizeof(T) == 4 ? 'I' : 'L';
+}
+
+template <class T>
+bool holds(const py::array& array) {
+  return array.dtype().char_() == letter<T>() && array.dtype().itemsize() == sizeof(T);
+}
+
+template <class T>
+T* pointer(const py::array& array, std::size_t least, bool writable) {
+  require(holds<T>(array), "arrays must have the dtypes that belong together");
+  require(array.ndim() == 1 && (array.flags() & py::array::c_style) != 0,
+          "arrays must be contiguous and have one dimension");
+  require(static_cast<std::size_t>(array.size()) >= least, "array is too short");
+  require(!writable || array.writeable(), "array must be writable");
+  auto* data = static_cast<T*>(const_cast<void*>(array.data()));
+  require(reinterpret_cast<std::uintptr_t>(data) % alignof(T) == 0, "arrays must be aligned");
+  return data;
+}
+
+// Call f with the pointer of a float array.
+template <class F>
+auto with_floats(const py::array& array, F f) {
+  if (holds<float>(array)) return f(pointer<float>(array, 0, false));
+  if (holds<double>(array)) return f(pointer<double>(array, 0, false));
+  if (holds<paropt::Float16>(array)) return f(pointer<paropt::Float16>(array, 0, false));
+  return f(pointer<paropt::BFloat16>(array, 0, false));
+}
+
 template <class T, class I>
-std::size_t topk(const Array<T>& gradient, std::optional<Array<T>>& residual, std::size_t k,
-                 Array<I>& indices, Array<T>& values) {
-  const std::size_t n = length(gradient);
-  require_counts(n, k);
+std::size_t topk_as(const T* gradient, T* residual, std::size_t n, std::size_t k,
+                    const py::array& indices, const py::array& values) {
   require_index_type<I>(n);
-  require(!residual || length(*residual) == n, "residual must be as long as gradient");
-  const T* g = input(gradient);
-  T* r = residual ? output(*residual, n) : nullptr;
-  I* i = output(indices, k);
-  T* v = output(values, k);
-  return unlocked([=] { return paropt::topk(g, r, n, k, i, v); });
+  I* i = pointer<I>(indices, k, true);
+  T* v = pointer<T>(values, k, true);
+  return unlocked([=] { return paropt::topk(gradient, residual, n, k, i, v); });
+}
+
+template <class T>
+T* residual_pointer(const std::optional<py::array>& residual, std::size_t n) {
+  require(!residual || static_cast<std::size_t>(residual->size()) == n,
+          "residual must be as long as gradient");
+  return residual ? pointer<T>(*residual, n, true) : nullptr;
+}
+
+std::size_t topk(const py::array& gradient, const std::optional<py::array>& residual, std::size_t k,
+                 const py::array& indices, const py::array& values) {
+  const auto n = static_cast<std::size_t>(gradient.size());
+  require_counts(n, k);
+  return with_floats(gradient, [&](auto* g) {
+    using T = std::remove_pointer_t<decltype(g)>;
+    T* r = residual_pointer<T>(residual, n);
+    return holds<std::uint32_t>(indices) ? topk_as<T, std::uint32_t>(g, r, n, k, indices, values)
+                                         : topk_as<T, std::uint64_t>(g, r, n, k, indices, values);
+  });
+}
+
+py::tuple reach_count(const py::array& gradient, const std::optional<py::array>& residual,
+                      std::uint64_t key) {
+  const auto n = static_cast<std::size_t>(gradient.size());
+  return with_floats(gradient, [&](auto* g) {
+    using T = std::remove_pointer_t<decltype(g)>;
+    T* r = residual_pointer<T>(residual, n);
+    const auto bound = static_cast<paropt::KeyOf<T>>(key);
+    const paropt::Reach reach = unlocked([=] { return paropt::reach_count(g, r, n, bound); });
+    return py::make_tuple(reach.found, reach.nonfinite);
+  });
+}
+
+void reach_take(const py::array& acc, bool clear, std::uint64_t key, std::size_t k,
+                const py::array& indices, const py::array& values) {
+  const auto n = static_cast<std::size_t>(acc.size());
+  const std::size_t room = k + paropt::kReachSlack;
+  with_floats(acc, [&](auto* a) {
+    using T = std::remove_pointer_t<decltype(a)>;
+    require(!clear || acc.writeable(), "array must be writable");
+    const auto bound = static_cast<paropt::KeyOf<T>>(key);
+    T* v = pointer<T>(values, room, true);
+    const auto take = [&](auto* i) {
+      require(paropt::reach_count<T>(a, nullptr, n, bound).found == k, "k entries must reach key");
+      unlocked([=] { paropt::reach_take(a, clear ? a : nullptr, n, bound, i, v); });
+    };
+    if (holds<std::uint32_t>(indices)) {
+      require_index_type<std::uint32_t>(n);
+      take(pointer<std::uint32_t>(indices, room, true));
+    } else {
+      take(pointer<std::uint64_t>(indices, room, true));
+    }
+  });
 }
 
 template <class T>
@@ -89,6 +174,12 @@ void add(Array<T>& out, const Array<T>& array) {
   T* o = output(out, n);
   const T* a = input(array);
   unlocked([=] { paropt::add(o, a, n); });
+}
+
+float read_all(const Array<float>& array) {
+  const float* a = input(array);
+  const std::size_t n = length(array);
+  return unlocked([=] { return paropt::read_all(a, n); });
 }
 
 template <class T, class I>
@@ -106,9 +197,17 @@ std::uint64_t max_encoded_bytes(std::uint64_t n, std::uint64_t k, int codec) {
   return paropt::max_encoded_bytes(n, k, codec_of(codec));
 }
 
-int choose_codec(std::uint64_t n, std::uint64_t k) {
+std::uint64_t max_chosen_bytes(std::uint64_t n, std::uint64_t k) {
   require_counts(n, k);
-  return static_cast<int>(paropt::choose_codec(n, k));
+  return paropt::max_chosen_bytes(n, k);
+}
+
+template <class I>
+int choose_codec(const Array<I>& indices, std::uint64_t n) {
+  const std::size_t k = length(indices);
+  require_counts(n, k);
+  const I* i = input(indices);
+  return unlocked([=] { return static_cast<int>(paropt::choose_codec(i, k, n)); });
 }
 
 template <class I>
@@ -116,8 +215,9 @@ std::size_t encode_indices(const Array<I>& indices, std::uint64_t n, int codec, 
   const std::size_t k = length(indices);
   require_index_type<I>(n);
   const I* i = input(indices);
-  std::uint8_t* o = output(out, max_encoded_bytes(n, k, codec));
+  require_counts(n, k);
   const paropt::Codec c = codec_of(codec);
+  std::uint8_t* o = output(out, paropt::needed_bytes(i, k, n, c, length(out)));
   return unlocked([=] { return paropt::encode_indices(i, k, n, c, o); });
 }
 
@@ -150,7 +250,8 @@ std::size_t encode_message(const Array<I>& indices, const Array<T>& values, std:
   const paropt::Codec c = codec_of(codec);
   const I* i = input(indices);
   const T* v = input(values);
-  std::uint8_t* o = output(out, paropt::max_message_bytes(n, k, c, paropt::ValueTypeOf<T>::value));
+  std::uint8_t* o = output(
+      out, paropt::needed_message_bytes(i, k, n, c, length(out), paropt::ValueTypeOf<T>::value));
   return unlocked([=] { return paropt::encode_message(i, v, k, n, c, o); });
 }
 
@@ -221,8 +322,6 @@ void translate_format_error(std::exception_ptr pointer) {
 
 template <class T, class I>
 void define_for_pair(py::module_& m) {
-  m.def("topk", &topk<T, I>, py::arg("gradient").noconvert(), py::arg("residual").noconvert(),
-        py::arg("k"), py::arg("indices").noconvert(), py::arg("values").noconvert());
   m.def("scatter_add", &scatter_add<T, I>, py::arg("dense").noconvert(),
         py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("scale"));
   m.def("encode_message", &encode_message<T, I>, py::arg("indices").noconvert(),
@@ -242,6 +341,7 @@ void define_for_value(py::module_& m) {
 
 template <class I>
 void define_for_index(py::module_& m) {
+  m.def("choose_codec", &choose_codec<I>, py::arg("indices").noconvert(), py::arg("n"));
   m.def("encode_indices", &encode_indices<I>, py::arg("indices").noconvert(), py::arg("n"),
         py::arg("codec"), py::arg("out").noconvert());
   m.def("decode_indices", &decode_indices<I>, py::arg("data").noconvert(), py::arg("n"),
@@ -261,11 +361,18 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("openmp_threads", &paropt::openmp_max_threads, "Threads per kernel; 1 without OpenMP.");
   m.def("set_openmp_threads", &set_openmp_threads, py::arg("threads"),
         "Set the threads of kernels that this thread calls.");
+  m.def("topk", &topk, py::arg("gradient"), py::arg("residual"), py::arg("k"), py::arg("indices"),
+        py::arg("values"));
+  m.def("reach_count", &reach_count, py::arg("gradient"), py::arg("residual"), py::arg("key"));
+  m.def("reach_take", &reach_take, py::arg("acc"), py::arg("clear"), py::arg("key"), py::arg("k"),
+        py::arg("indices"), py::arg("values"));
+  m.def("read_all", &read_all, py::arg("array").noconvert(),
+        "Sum an array at the speed of the memory: the floor of whatever reads it once.");
   define_for_value<float>(m);
   define_for_value<double>(m);
   define_for_index<std::uint32_t>(m);
   define_for_index<std::uint64_t>(m);
-  m.def("choose_codec", &choose_codec, py::arg("n"), py::arg("k"));
+  m.def("max_chosen_bytes", &max_chosen_bytes, py::arg("n"), py::arg("k"));
   m.def("max_encoded_bytes", &max_encoded_bytes, py::arg("n"), py::arg("k"), py::arg("codec"));
   m.def("validate_indices", &validate_indices, py::arg("data").noconvert(), py::arg("n"),
         py::arg("k"), py::arg("codec"));

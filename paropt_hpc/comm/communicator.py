@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,16 @@ __all__ = ["Communicator", "SerialCommunicator"]
 
 _DEFAULT_TIMEOUT = 1800.0  # seconds; longer than a checkpoint takes, shorter than a night
 _CALL_BYTES = 96  # of the text that ranks compare in checking mode
+
+_Kept = TypeVar("_Kept")
+
+
+class _Testable(Protocol):
+    """What can be asked whether it is done: a request of MPI's, or a probe for a message."""
+
+    def Test(self) -> bool:
+        """Say whether it is done."""
+        ...
 
 
 class Communicator:
@@ -162,6 +172,7 @@ class Communicator:
         self._table = None
         self._model = CostModel()
         self._received = np.empty(0, dtype=np.uint8)
+        self._kept: dict[type[Any], Any] = {}
         self._abandoned: list[Any] = []  # requests of a collective that has failed
 
     def _place(self, comm: MPI.Intracomm, module: ModuleType | None) -> None:
@@ -378,16 +389,10 @@ class Communicator:
             self._finish("allgather_bytes", start, 0, 0)
             return [own]
         self._agree("allgather_bytes")
-        lengths = self._allgather_word(own.size, np.int64)
-        ends = np.cumsum(lengths)
-        total = int(ends[-1])
-        self._received = grown(self._received, total)
-        views = [self._received[end - n : end] for end, n in zip(ends, lengths, strict=True)]
-        self._allgather_views(own, views, total)
+        views = self._gather_messages(own, self._allgather_word(own.size, np.int64))
         others = self.size - 1
-        self._finish(
-            "allgather_bytes", start, others * (8 + own.size), 8 * others + total - own.size
-        )
+        received = sum(view.size for view in views) - own.size
+        self._finish("allgather_bytes", start, others * (8 + own.size), 8 * others + received)
         return views
 
     def gather_scalars(self, value: float) -> NDArray[np.float64]:
@@ -470,6 +475,30 @@ class Communicator:
         if codes.any():
             self._raise_together(error, codes)
 
+    def split(self, color: int, key: int | None = None) -> Communicator:
+        """Return a new communicator of the ranks that pass the same `color`, with our settings.
+
+        Parameters
+        ----------
+        color : int
+            At least 0.
+        key : int, optional
+            Orders the ranks of a color; default: as they stand here.
+        """
+        self._start()
+        if color < 0:
+            raise ValueError(f"color must be at least 0, got {color}")
+        if self._comm is None:
+            return SerialCommunicator()
+        self._agree("split")
+        key = self.rank if key is None else key
+        part = cast("MPI.Intracomm", self._comm.Split(color, key))
+        self._leave()
+        try:
+            return self._like(part)
+        finally:
+            part.Free()
+
     def abort(self, message: str, status: int = 1) -> NoReturn:
         """End all ranks at once with a message from this one. Local: the others need not call.
 
@@ -527,6 +556,18 @@ class Communicator:
         assert self._comm is not None
         return self._comm
 
+    def _like(self, mpi_comm: MPI.Intracomm) -> Communicator:
+        """Make one of other ranks with the same settings."""
+        backend = "reference" if self._native is None and self.size > 1 else None
+        return Communicator(
+            mpi_comm,
+            backend=backend,
+            segment_bytes=self._segment_bytes,
+            max_count=self._max_count,
+            timeout=self._options.timeout,
+            check=self._checks,
+        )
+
     @property
     def _native_module(self) -> ModuleType:
         assert self._native is not None
@@ -548,6 +589,13 @@ class Communicator:
 
     def _waiting(self) -> float:
         return self._waited + (self._lane.native.waited() if self._lane is not None else 0.0)
+
+    def _keep(self, kind: type[_Kept]) -> _Kept:
+        """Return what a collective outside this class keeps here from call to call."""
+        kept = self._kept.get(kind)
+        if kept is None:
+            kept = self._kept[kind] = kind()
+        return kept
 
     def _agree(self, operation: str, detail: str = "") -> None:
         """Put the call on the node's board; in checking mode compare it with the other ranks'."""
@@ -573,8 +621,8 @@ class Communicator:
         if self._lane is not None and self._lane.group is not None:
             self._lane.group.leave()
 
-    def _complete(self, request: MPI.Request, operation: str) -> None:
-        """Wait for one of the library's collectives, but not for ever."""
+    def _complete(self, request: _Testable, operation: str) -> None:
+        """Wait for one of the library's requests, but not for ever."""
         if request.Test():
             return
         start = time.perf_counter()
@@ -684,6 +732,17 @@ class Communicator:
         words = np.empty(self.size, dtype=dtype)
         self._complete(self._mpi.Iallgather(own, words), "gather")
         return words
+
+    def _gather_messages(
+        self, own: NDArray[np.uint8], lengths: NDArray[np.int64]
+    ) -> list[NDArray[np.uint8]]:
+        """Gather the messages of all ranks, whose lengths every rank knows already."""
+        ends = np.cumsum(lengths)
+        total = int(ends[-1])
+        self._received = grown(self._received, total)
+        views = [self._received[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+        self._allgather_views(own, views, total)
+        return views
 
     def _allgather_views(
         self, own: NDArray[np.uint8], views: list[NDArray[np.uint8]], total: int

@@ -30,6 +30,10 @@ OPERATIONS = (
     "barrier",
     "together",
     "empty",
+    "neighbor_exchange",
+    "neighbor_exchange_bytes",
+    "sparse_allreduce",
+    "split",
     "another collective",
 )
 """What a rank can be seen in by those that wait for it."""

@@ -99,7 +99,8 @@ def _mismatch(built: str) -> MPIMismatchError:
     return MPIMismatchError(
         f"{_MODULE} was built with {built}, but mpi4py has loaded {library()}; rebuild with "
         "MPICXX=<mpicxx of that library> pip install --force-reinstall --no-deps --no-cache-dir "
-        "paropt-hpc, or set PAROPT_BACKEND=reference to do without the native collectives"
+        "paropt-hpc (in a clone: .), or set PAROPT_BACKEND=reference to do without the native "
+        "collectives"
     )
 
 

@@ -12,6 +12,10 @@ allgather_bytes   P-1 times the own message and its       the other ranks' messa
 gather_scalars    8 (P-1)                                 8 (P-1)
 together          8 (P-1)                                 8 (P-1)
 broadcast         (P-1) n on the root, else 0             n, but 0 on the root
+neighbor_…        n for every target                      n of every source
+sparse_allreduce  what its scheme sends, lengths and        the same
+                  samples included; a dense one counts
+                  as the all-reduce that it is
 ================  ======================================  =================================
 
 With ``algorithm="mpi"`` the library picks its own algorithm, and inside a node no message is

@@ -22,7 +22,11 @@ __all__ = [
     "decode_message",
     "encode_indices",
     "encode_message",
+    "keys",
+    "max_chosen_bytes",
     "max_encoded_bytes",
+    "reach_count",
+    "reach_take",
     "read_header",
     "scatter_add",
     "topk",
@@ -32,8 +36,8 @@ __all__ = [
 _Array = NDArray[Any]
 _Bytes = NDArray[np.uint8]
 
-_RICE, _BITMAP = 1, 2
-_BLOCK = 1024  # indices with one rice parameter
+_RICE, _BITMAP, _ELIAS_FANO, _RAW = 1, 2, 3, 4
+_BLOCK = 1024  # indices with one parameter
 _MOST_LOW_BITS = 40
 _HEADER = struct.Struct("<4sBBBBQQQII")
 _CHECKSUM_AT = 32
@@ -43,17 +47,48 @@ _VALUE_TYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(n
 
 def topk(gradient: _Array, residual: _Array | None, k: int, indices: _Array, values: _Array) -> int:
     """Select by a stable sort of the keys; see `paropt_hpc.kernels.topk.select`."""
-    with np.errstate(all="ignore"):
-        acc = gradient if residual is None else residual + gradient
-    unsigned = np.dtype(f"u{acc.itemsize}")
-    keys = acc.view(unsigned) << 1  # without the sign
-    winners = np.sort(np.argsort(~keys, kind="stable")[:k])
+    acc = _accumulated(gradient, residual)
+    winners = np.sort(np.argsort(~keys(acc), kind="stable")[:k])
     indices[:k] = winners
     values[:k] = acc[winners]
     if residual is not None:
         residual[:] = acc
         residual[winners] = 0
-    return int(np.count_nonzero(~np.isfinite(acc)))
+    return _nonfinite(acc)
+
+
+def reach_count(gradient: _Array, residual: _Array | None, key: int) -> tuple[int, int]:
+    """Return how many keys reach `key` and how many entries are not finite."""
+    acc = _accumulated(gradient, residual)
+    if residual is not None:
+        residual[:] = acc
+    return int(np.count_nonzero(keys(acc) >= key)), _nonfinite(acc)
+
+
+def reach_take(acc: _Array, clear: bool, key: int, k: int, indices: _Array, values: _Array) -> None:
+    """List the k entries whose key reaches `key`; set them to 0 in `acc` if `clear`."""
+    winners = np.flatnonzero(keys(acc) >= key)
+    indices[:k] = winners
+    values[:k] = acc[winners]
+    if clear:
+        acc[winners] = 0
+
+
+def keys(array: _Array) -> _Array:
+    """Return the bits without the sign, as unsigned integers: they order by magnitude."""
+    unsigned = np.dtype(f"u{array.itemsize}")
+    magnitude: _Array = array.view(unsigned) & unsigned.type(2 ** (8 * array.itemsize - 1) - 1)
+    return magnitude
+
+
+def _accumulated(gradient: _Array, residual: _Array | None) -> _Array:
+    with np.errstate(all="ignore"):
+        return gradient if residual is None else residual + gradient
+
+
+def _nonfinite(array: _Array) -> int:
+    infinity = keys(np.array([np.inf], array.dtype))[0]
+    return int(np.count_nonzero(keys(array) >= infinity))
 
 
 def add(out: _Array, array: _Array) -> None:
@@ -75,15 +110,29 @@ def scatter_add(dense: _Array, indices: _Array, values: _Array, scale: float) ->
 # ---- indices ---------------------------------------------------------------------------------
 
 
-def choose_codec(n: int, k: int) -> int:
-    """Return the bitmap from a density of 3/8 on."""
-    return _BITMAP if k > 0 and 8 * k >= 3 * n else _RICE
+def choose_codec(indices: _Array, n: int) -> int:
+    """Return the codec of the fewest bytes; rice where it is as good as another."""
+    if not indices.size:
+        return _RICE
+    sizes = {
+        _RICE: len(_encode_split(_checked_positions(indices, n), True)),
+        _BITMAP: max_encoded_bytes(n, indices.size, _BITMAP),
+        _RAW: max_encoded_bytes(n, indices.size, _RAW),
+    }
+    return min(sizes, key=lambda codec: sizes[codec])
+
+
+def max_chosen_bytes(n: int, k: int) -> int:
+    """Return the bound for whatever `choose_codec` takes."""
+    return min(max_encoded_bytes(n, k, codec) for codec in (_RICE, _BITMAP, _RAW)) if k else 0
 
 
 def max_encoded_bytes(n: int, k: int, codec: int) -> int:
     """Return the bound that csrc/index_codec.cpp derives."""
     if codec == _BITMAP:
         return _ceil_div(n, 8)
+    if codec == _RAW:
+        return k * _raw_dtype(n).itemsize
     if k == 0:
         return 0
     return _ceil_div(k * ((n // k).bit_length() + 3), 8) + _ceil_div(k, _BLOCK) * 4
@@ -91,6 +140,18 @@ def max_encoded_bytes(n: int, k: int, codec: int) -> int:
 
 def encode_indices(indices: _Array, n: int, codec: int, out: _Bytes) -> int:
     """Encode into `out` and return the number of bytes."""
+    positions = _checked_positions(indices, n)
+    if codec == _BITMAP:
+        encoded = _encode_bitmap(positions, n)
+    elif codec == _RAW:
+        encoded = positions.astype(_raw_dtype(n)).tobytes()
+    else:
+        encoded = _encode_split(positions, codec == _RICE)
+    out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    return len(encoded)
+
+
+def _checked_positions(indices: _Array, n: int) -> _Array:
     positions = indices.astype(np.int64)
     bad = np.flatnonzero(np.diff(positions) <= 0)
     if bad.size:
@@ -98,38 +159,57 @@ def encode_indices(indices: _Array, n: int, codec: int, out: _Bytes) -> int:
         raise ValueError(f"indices must be strictly ascending, got {before} before {after}")
     if positions.size and positions[-1] >= n:
         raise ValueError(f"indices must be below n = {n}, got {positions[-1]}")
-    encoded = _encode_rice(positions) if codec == _RICE else _encode_bitmap(positions, n)
-    out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-    return len(encoded)
+    return positions
 
 
 def decode_indices(data: _Bytes, n: int, codec: int, out: _Array) -> None:
     """Decode out.size indices into `out`."""
-    decode = _decode_rice if codec == _RICE else _decode_bitmap
-    out[:] = decode(data, n, out.size)
+    out[:] = _decode(data, n, out.size, codec)
 
 
 def validate_indices(data: _Bytes, n: int, k: int, codec: int) -> None:
     """Raise MessageError unless the bytes can be decoded."""
-    decode = _decode_rice if codec == _RICE else _decode_bitmap
-    decode(data, n, k)
+    _decode(data, n, k, codec)
 
 
-def _encode_rice(positions: _Array) -> bytes:
+def _decode(data: _Bytes, n: int, k: int, codec: int) -> _Array:
+    if codec == _BITMAP:
+        return _decode_bitmap(data, n, k)
+    if codec == _RAW:
+        return _decode_raw(data, n, k)
+    return _decode_split(data, n, k, codec == _RICE)
+
+
+def _raw_dtype(n: int) -> np.dtype[Any]:
+    return np.dtype("<u4" if n <= 2**32 else "<u8")
+
+
+def _encode_split(positions: _Array, by_gaps: bool) -> bytes:
+    """Encode by rice, or by Elias-Fano: the latter splits distances from the start of a block."""
     directory, streams, start = [], [], 0
     for first in range(0, positions.size, _BLOCK):
         block = positions[first : first + _BLOCK]
-        gaps = np.diff(block, prepend=start - 1) - 1
-        low_bits = _rice_parameter(gaps)
-        quotients = gaps >> low_bits
+        distances = np.diff(block, prepend=start - 1) - 1 if by_gaps else block - start
+        low_bits = _rice_parameter(distances) if by_gaps else _elias_fano_parameter(distances)
+        quotients = distances >> low_bits
+        if not by_gaps:
+            quotients = np.diff(quotients, prepend=0)
         ones = np.zeros(block.size + int(quotients.sum()), np.uint8)
         ones[np.cumsum(quotients + 1) - 1] = 1
-        lows = (gaps[:, None] >> np.arange(low_bits) & 1).astype(np.uint8)
+        lows = (distances[:, None] >> np.arange(low_bits) & 1).astype(np.uint8)
         unary = _pack(ones)
         directory.append(struct.pack("<H", low_bits << 10 | len(unary)))
         streams.append(_pack(lows.reshape(-1)) + unary)
         start = int(block[-1]) + 1
     return b"".join(directory + streams)
+
+
+def _elias_fano_parameter(distances: _Array) -> int:
+    # One more low bit halves the sum of the quotients, which is that of the last distance.
+    low_bits, last = 0, int(distances[-1])
+    while (last >> low_bits) - (last >> low_bits + 1) > distances.size:
+        low_bits += 1
+    return low_bits
 
 
 def _rice_parameter(gaps: _Array) -> int:
@@ -140,7 +220,7 @@ def _rice_parameter(gaps: _Array) -> int:
     return low_bits + 1 if next_size < size else low_bits
 
 
-def _decode_rice(data: _Bytes, n: int, k: int) -> _Array:
+def _decode_split(data: _Bytes, n: int, k: int, by_gaps: bool) -> _Array:
     blocks = _ceil_div(k, _BLOCK)
     if data.size < 2 * blocks:
         raise MessageError(
@@ -151,7 +231,7 @@ def _decode_rice(data: _Bytes, n: int, k: int) -> _Array:
     for number in range(blocks):
         block = positions[number * _BLOCK : (number + 1) * _BLOCK]
         entry = int(data[2 * number]) | int(data[2 * number + 1]) << 8
-        size = _decode_block(data[at:], entry, number, start, block)
+        size = _decode_block(data[at:], entry, number, start, block, by_gaps)
         start = int(block[-1]) + 1
         if start > n:
             raise MessageError(f"indices must be below n = {n}, got {start - 1}")
@@ -161,11 +241,13 @@ def _decode_rice(data: _Bytes, n: int, k: int) -> _Array:
     return positions
 
 
-def _decode_block(data: _Bytes, entry: int, number: int, start: int, block: _Array) -> int:
+def _decode_block(
+    data: _Bytes, entry: int, number: int, start: int, block: _Array, by_gaps: bool
+) -> int:
     low_bits, unary_bytes, count = entry >> 10, entry & 1023, block.size
     if low_bits > _MOST_LOW_BITS:
         raise MessageError(
-            f"rice parameter must be at most {_MOST_LOW_BITS}, got {low_bits} in block {number}"
+            f"low bits must be at most {_MOST_LOW_BITS}, got {low_bits} in block {number}"
         )
     low_bytes = _ceil_div(count * low_bits, 8)
     size = low_bytes + unary_bytes
@@ -184,8 +266,34 @@ def _decode_block(data: _Bytes, entry: int, number: int, start: int, block: _Arr
         raise MessageError(f"spare low bits must be zero in block {number}")
     lows = bits[: count * low_bits].reshape(count, low_bits) @ (1 << np.arange(low_bits))
     quotients = np.diff(ones, prepend=-1) - 1
-    block[:] = start - 1 + np.cumsum((quotients << low_bits) + lows + 1)
+    if by_gaps:
+        block[:] = start - 1 + np.cumsum((quotients << low_bits) + lows + 1)
+    else:
+        block[:] = start + (np.cumsum(quotients) << low_bits) + lows
+        _check_ascending(block, number)
     return size
+
+
+def _decode_raw(data: _Bytes, n: int, k: int) -> _Array:
+    dtype = _raw_dtype(n)
+    if data.size != k * dtype.itemsize:
+        raise MessageError(f"raw indices must take {k * dtype.itemsize} bytes, got {data.size}")
+    positions = np.frombuffer(data.tobytes(), dtype)
+    start = 0
+    for first in range(0, k, _BLOCK):
+        block = positions[first : first + _BLOCK]
+        if block[0] < start:
+            raise MessageError(f"indices must be strictly ascending in block {first // _BLOCK}")
+        _check_ascending(block, first // _BLOCK)
+        if block[-1] >= n:
+            raise MessageError(f"indices must be below n = {n}, got {block[-1]}")
+        start = int(block[-1]) + 1
+    return positions
+
+
+def _check_ascending(block: _Array, number: int) -> None:
+    if (block[1:] <= block[:-1]).any():
+        raise MessageError(f"indices must be strictly ascending in block {number}")
 
 
 def _encode_bitmap(positions: _Array, n: int) -> bytes:
@@ -279,8 +387,8 @@ def _check_kind(data: _Bytes) -> None:
         raise MessageError(f"not a message: expected magic {wanted:08x}, got {got:08x}")
     if version != _VERSION:
         raise MessageError(f"message version must be {_VERSION}, got {version}")
-    if codec not in (_RICE, _BITMAP):
-        raise MessageError(f"index codec must be 1 (rice) or 2 (bitmap), got {codec}")
+    if codec not in (_RICE, _BITMAP, _ELIAS_FANO, _RAW):
+        raise MessageError(f"index codec must be from 1 to 4, got {codec}")
     if value_type not in _VALUE_TYPES:
         raise MessageError(f"value type must be 1 (float32) or 2 (float64), got {value_type}")
     if flags or reserved:

@@ -1,4 +1,8 @@
-"""Select the k entries of largest magnitude, exactly, and keep the rest as the residual."""
+"""Select the entries of a gradient that are sent, and keep the rest as the residual.
+
+`select` takes the k largest magnitudes, exactly; `threshold` all that reach a bound; `random` draws
+positions that all ranks agree on without a word.
+"""
 
 from typing import Any, NamedTuple
 
@@ -6,14 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.kernels.backend import implementation
-from paropt_hpc.kernels.checks import FLOATS, check_array, check_counts, check_separate
+from paropt_hpc.kernels.checks import ALL_FLOATS, check_array, check_counts, check_separate
 from paropt_hpc.kernels.index_codec import index_dtype
+from paropt_hpc.kernels.reference import keys
+from paropt_hpc.kernels.rng import philox
 
-__all__ = ["Selection", "select"]
+__all__ = ["Selection", "random", "select", "threshold"]
+
+_SLACK = 32  # entries that `reach_take` may write past its result
 
 
 class Selection(NamedTuple):
-    """The result of `select`."""
+    """What was selected."""
 
     #: positions, shape (k,), strictly ascending, uint32 for n <= 2**32, else uint64
     indices: NDArray[Any]
@@ -43,7 +51,7 @@ def select(
 
     Parameters
     ----------
-    gradient : ndarray, shape (n,), float32 or float64
+    gradient : ndarray, shape (n,), float32, float64, float16 or bfloat16
         Never modified.
     k : int
         Number of entries to select, 0 to n.
@@ -69,9 +77,10 @@ def select(
     -----
     The input is read once: a sample gives a bound that a little more than k entries reach, and the
     exact choice is made among those. Ties, constant vectors and samples that mislead cost speed,
-    never exactness.
+    never exactness. Beyond the arrays it takes memory for 2k entries and 1 MB per thread, which the
+    calling thread keeps for its next call.
     """
-    check_array("gradient", gradient, FLOATS)
+    check_array("gradient", gradient, ALL_FLOATS)
     n, k = check_counts(gradient.size, k)
     dtype = gradient.dtype
     if residual is not None:
@@ -83,6 +92,82 @@ def select(
         indices, values = _checked_out(out, n, k, gradient, residual)
     nonfinite = implementation().topk(gradient, residual, k, indices, values)
     return Selection(indices, values, nonfinite)
+
+
+def threshold(
+    gradient: NDArray[Any], threshold: float, residual: NDArray[Any] | None = None
+) -> Selection:
+    """Select all entries of gradient, or of gradient + residual, of at least this magnitude.
+
+    Parameters
+    ----------
+    gradient : ndarray, shape (n,), float32, float64, float16 or bfloat16
+        Never modified.
+    threshold : float
+        At least 0; taken in the dtype of gradient. NaN entries reach every threshold.
+    residual : ndarray, shape (n,), dtype of gradient, optional
+        Overwritten as by `select`.
+
+    Returns
+    -------
+    Selection
+        Indices, values, and the count of non-finite entries.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `select`. Nothing has been written then.
+    """
+    check_array("gradient", gradient, ALL_FLOATS)
+    n, _ = check_counts(gradient.size)
+    if not threshold >= 0:
+        raise ValueError(f"threshold must be at least 0, got {threshold}")
+    dtype = gradient.dtype
+    if residual is not None:
+        check_array("residual", residual, (dtype,), writable=True, length=n)
+        check_separate("residual", residual, "gradient", gradient)
+    with np.errstate(over="ignore"):
+        key = int(keys(np.array([threshold], dtype))[0])
+    k, nonfinite = implementation().reach_count(gradient, residual, key)
+    indices, values = np.empty(k + _SLACK, index_dtype(n)), np.empty(k + _SLACK, dtype)
+    acc = gradient if residual is None else residual
+    implementation().reach_take(acc, residual is not None, key, k, indices, values)
+    return Selection(indices[:k], values[:k], nonfinite)
+
+
+def random(n: int, k: int, seed: int, *ids: int) -> NDArray[Any]:
+    """Draw k of n positions, each subset as likely as any other.
+
+    The same arguments give the same positions on every rank and machine, so that they need not be
+    sent.
+
+    Parameters
+    ----------
+    n, k : int
+        Length of the vector, and the number of positions.
+    seed, ids : int
+        Name the draw, for instance by the step: see `paropt_hpc.kernels.rng.philox`.
+
+    Returns
+    -------
+    ndarray, shape (k,), dtype ``index_dtype(n)``
+        Strictly ascending.
+    """
+    n, k = check_counts(n, k)
+    words = philox(seed, "random-k", *ids).bit_generator
+    wanted = min(k, n - k)  # the fewer of those that are in and those that are out
+    drawn = np.empty(0, np.uint64)
+    while True:
+        distinct, first = np.unique(drawn, return_index=True)
+        if distinct.size >= wanted:
+            break
+        # A remainder is uneven by n / 2**64 at most. Raw words never change with the version.
+        more = words.random_raw(wanted - distinct.size + 16)
+        drawn = np.concatenate([drawn, more % np.uint64(n)])
+    chosen = np.sort(drawn[np.sort(first)[:wanted]]).astype(index_dtype(n))
+    if wanted == k:
+        return chosen
+    return np.setdiff1d(np.arange(n, dtype=chosen.dtype), chosen, assume_unique=True)
 
 
 def _checked_out(

@@ -1,5 +1,6 @@
 """What every MPI test needs; all ranks run the same tests in the same order."""
 
+import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +19,21 @@ hypothesis.settings.load_profile("ranks")
 # A test that lets the ranks diverge fails, and says how, instead of hanging.
 os.environ.setdefault("PAROPT_CHECK", "1")
 os.environ.setdefault("PAROPT_TIMEOUT", "120")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let rank 0 speak for all; the others are heard when they have failed."""
+    if MPI.COMM_WORLD.Get_rank() > 0:
+        config.get_terminal_writer()._file = io.StringIO()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
+    yield
+    kept = session.config.get_terminal_writer()._file
+    if isinstance(kept, io.StringIO) and exitstatus:
+        print(f"rank {MPI.COMM_WORLD.Get_rank()}:\n{kept.getvalue()}", flush=True)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from paropt_hpc.kernels import index_codec, reference
 from paropt_hpc.kernels.index_codec import Codec, index_dtype
 
 BLOCK = 1024
-CODECS = ["rice", "bitmap"]
+CODECS = ["rice", "bitmap", "elias_fano", "raw"]
+WIDE_CODECS = ["rice", "elias_fano", "raw"]  # a bitmap of 2**40 bits would not fit
 
 
 def check_round_trip(indices, n, codec):
@@ -64,11 +65,16 @@ def test_any_gaps(path, codec, gaps, tail):
     check_round_trip(positions.astype(np.uint32), n, codec)
 
 
-@given(
-    gaps=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**34)), max_size=40),
-)
-def test_wild_gaps(path, gaps):
-    check_round_trip(from_gaps(gaps).astype(np.uint64), 2**40, "rice")
+@pytest.mark.parametrize("codec", WIDE_CODECS)
+@given(gaps=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**34)), max_size=40))
+def test_wild_gaps(path, codec, gaps):
+    check_round_trip(from_gaps(gaps).astype(np.uint64), 2**40, codec)
+
+
+@pytest.mark.parametrize("codec", WIDE_CODECS)
+@given(gaps=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**26)), max_size=60))
+def test_wild_gaps_of_narrow_indices(path, codec, gaps):
+    check_round_trip(from_gaps(gaps).astype(np.uint32), 2**32, codec)
 
 
 @pytest.mark.parametrize("k", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 5000])
@@ -77,15 +83,18 @@ def test_blocks(path, k, density):
     n = round(k / density)
     rng = np.random.default_rng(k)
     indices = np.sort(rng.choice(n, k, replace=False)).astype(np.uint32)
-    check_round_trip(indices, n, "rice")
-    check_round_trip(indices, n, "bitmap")
+    for codec in CODECS:
+        check_round_trip(indices, n, codec)
 
 
 @pytest.mark.parametrize("sigma", [1, 3, 6])
 def test_clustered(path, sigma):
     gaps = np.exp(np.random.default_rng(sigma).normal(0, sigma, 3000)).astype(np.int64)
     indices = from_gaps(gaps)
-    check_round_trip(indices.astype(np.uint64), 2**40, "rice")
+    for codec in WIDE_CODECS:
+        check_round_trip(indices.astype(np.uint64), 2**40, codec)
+        if indices[-1] < 2**32:
+            check_round_trip(indices.astype(np.uint32), 2**32, codec)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +111,9 @@ def test_clustered(path, sigma):
         ([0, 1, 2, 2**40 - 1], 2**40),
     ],
 )
-def test_extremes(path, indices, n):
-    check_round_trip(np.array(indices, index_dtype(n)), n, "rice")
+@pytest.mark.parametrize("codec", WIDE_CODECS)
+def test_extremes(path, codec, indices, n):
+    check_round_trip(np.array(indices, index_dtype(n)), n, codec)
 
 
 def test_size_is_near_the_entropy(path):
@@ -115,15 +125,54 @@ def test_size_is_near_the_entropy(path):
         assert 8 * data.size / chosen.size < limit
 
 
+def test_elias_fano_is_near_the_entropy(path):
+    chosen = np.random.default_rng(1).choice(1_000_000, 10_000, replace=False)
+    data = index_codec.encode(np.sort(chosen).astype(np.uint32), 1_000_000, "elias_fano")
+    assert 8 * data.size / chosen.size < 8.08 * 1.07
+
+
+def uneven(rng):
+    """Return positions that a single parameter for all would not suit, and the length n."""
+    n = 400_000
+    layers = rng.random(n) < np.repeat([0.5, 0.0005, 0.1, 0.002], n // 4)
+    runs = np.repeat(rng.random(n // 50) < 0.05, 50)
+    ends = np.zeros(n, bool)
+    ends[:20_000] = ends[-20_000:] = True
+    return {
+        "layers": layers,
+        "runs": runs,
+        "ends": ends,
+        "regular": np.arange(n) % 50 == 0,
+        "dense": rng.random(n) < 0.8,
+        "few": np.isin(np.arange(n), [7, 399_999]),
+    }
+
+
+UNEVEN = uneven(np.random.default_rng(3))
+
+
+@pytest.mark.parametrize("kind", UNEVEN)
+def test_choice_is_never_much_larger_than_the_best(path, kind):
+    indices, n = np.flatnonzero(UNEVEN[kind]).astype(np.uint32), UNEVEN[kind].size
+    sizes = {codec: index_codec.encode(indices, n, codec).size for codec in CODECS}
+    chosen = index_codec.encode(indices, n, "auto")
+    assert chosen.size == sizes[index_codec.choose(indices, n).name.lower()]
+    assert chosen.size <= 1.03 * min(sizes.values())
+    assert chosen.size <= index_codec.max_encoded_bytes(n, indices.size, "auto")
+    out = np.empty(index_codec.max_encoded_bytes(n, indices.size, "auto"), np.uint8)
+    assert index_codec.encode(indices, n, "auto", out).tobytes() == chosen.tobytes()
+
+
 def test_choice(path):
-    assert index_codec.choose(1000, 0) is Codec.RICE
-    assert index_codec.choose(1000, 374) is Codec.RICE
-    assert index_codec.choose(1000, 375) is Codec.BITMAP
-    assert index_codec.choose(0, 0) is Codec.RICE
-    dense = np.arange(500, dtype=np.uint32)
-    assert index_codec.encode(dense, 1000).size == 125
+    def choice(ones, n):
+        return index_codec.choose(np.array(ones, index_dtype(n)), n)
+
+    assert choice([], 1000) is Codec.RICE
+    assert choice([1, 2, 3], 1000) is Codec.RICE
+    assert choice(range(0, 1000, 2), 1000) is Codec.BITMAP
+    assert choice([2**31], 2**32) is Codec.RAW
     np.testing.assert_array_equal(
-        index_codec.decode(np.packbits(np.arange(8) < 4), 8, 4), range(4, 8)
+        index_codec.decode(np.packbits(np.arange(8) < 4), 8, 4, "bitmap"), range(4, 8)
     )
 
 
@@ -148,14 +197,15 @@ def test_every_damage(path, codec):
         check_hostile(bad, n, indices.size, codec)
 
 
-def test_damage_in_a_large_stream(path):
+@pytest.mark.parametrize("codec", WIDE_CODECS)
+def test_damage_in_a_large_stream(path, codec):
     n, k = 100_000, 3000
     rng = np.random.default_rng(2)
-    good = index_codec.encode(np.sort(rng.choice(n, k, replace=False)).astype(np.uint32), n, "rice")
-    for _ in range(200):
+    good = index_codec.encode(np.sort(rng.choice(n, k, replace=False)).astype(np.uint32), n, codec)
+    for _ in range(100):
         bad = good.copy()
         bad[rng.integers(good.size, size=3)] = rng.integers(256, size=3)
-        check_hostile(bad, n, k, "rice")
+        check_hostile(bad, n, k, codec)
 
 
 def test_out_is_used(path):
@@ -184,10 +234,11 @@ def u32(*values):
         (
             lambda: index_codec.encode(u32(1), 9, "zip"),
             ValueError,
-            "auto, rice or bitmap, got 'zip'",
+            "elias_fano or raw, got 'zip'",
         ),
         (lambda: index_codec.encode(u32(1), 9, out=np.empty(1, np.uint8)), ValueError, "at least"),
         (lambda: index_codec.encode(u32(1, 2, 3)[::2], 9), ValueError, "contiguous"),
+        (lambda: index_codec.decode(b"1", 9, 1, "auto"), ValueError, "must be named to decode"),
         (lambda: index_codec.decode([1], 9, 1), TypeError, "bytes or a uint8 array, got list"),
         (lambda: index_codec.decode(b"", 9, 1), MessageError, "0 bytes cannot hold 1 indices"),
         (lambda: index_codec.decode(b"1", 2**40, 2**39, "rice"), MessageError, "cannot hold"),

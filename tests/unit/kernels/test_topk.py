@@ -1,3 +1,6 @@
+from collections import Counter
+
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from paropt_hpc.kernels import backend, topk
 
 BLOCK = 16384
-DTYPES = [np.float32, np.float64]
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 
 
 def bits(array):
@@ -20,6 +23,11 @@ def order(acc):
     return np.lexsort((np.arange(acc.size), -magnitude.astype(np.int64)))
 
 
+def wide(array):
+    with np.errstate(all="ignore"):
+        return array.astype(np.float64)
+
+
 def check_select(gradient, k, residual=None):
     with np.errstate(all="ignore"):
         acc = gradient.copy() if residual is None else residual + gradient
@@ -29,7 +37,7 @@ def check_select(gradient, k, residual=None):
     assert indices.dtype == np.uint32
     np.testing.assert_array_equal(indices, np.sort(order(acc)[:k]))
     np.testing.assert_array_equal(bits(values), bits(acc[indices]))
-    assert nonfinite == np.count_nonzero(~np.isfinite(acc))
+    assert nonfinite == np.count_nonzero(~np.isfinite(wide(acc)))
     np.testing.assert_array_equal(bits(gradient), bits(gradient_before))
     if residual is not None:
         assert not residual[indices].any()
@@ -39,30 +47,35 @@ def check_select(gradient, k, residual=None):
 
 def floats(dtype):
     """Few distinct values, so that ties are common, and every special one."""
-    info = np.finfo(dtype)
-    special = [0.0, -0.0, np.inf, -np.inf, np.nan, info.smallest_subnormal, info.tiny, info.max]
-    return st.one_of(
-        st.sampled_from([*special, 1.0, -1.0, 2.0]),
-        st.floats(width=8 * np.dtype(dtype).itemsize),
-    )
+    info = ml_dtypes.finfo(dtype)
+    special = [info.smallest_subnormal, info.tiny, info.max]
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, *map(float, special), 1.0, -1.0, 2.0]
+    width = 64 if dtype is np.float64 else 32
+    return st.one_of(st.sampled_from(special), st.floats(width=width))
+
+
+def arrays(data, dtype, n, fill):
+    drawn_as = np.float64 if dtype is np.float64 else np.float32
+    elements = floats(dtype)
+    drawn = data.draw(hnp.arrays(drawn_as, n, elements=elements, fill=st.just(fill)))
+    with np.errstate(all="ignore"):
+        return drawn.astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data())
 def test_any_values(path, dtype, data):
     n = data.draw(st.integers(0, 300))
-    gradient = data.draw(hnp.arrays(dtype, n, elements=floats(dtype), fill=st.just(1.0)))
-    check_select(gradient, data.draw(st.integers(0, n)))
+    check_select(arrays(data, dtype, n, 1.0), data.draw(st.integers(0, n)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data())
 def test_any_values_with_residual(path, dtype, data):
     n = data.draw(st.integers(0, 300))
-    gradient = data.draw(hnp.arrays(dtype, n, elements=floats(dtype), fill=st.just(1.0)))
-    residual = data.draw(hnp.arrays(dtype, n, elements=floats(dtype), fill=st.just(0.5)))
+    gradient, residual = arrays(data, dtype, n, 1.0), arrays(data, dtype, n, 0.5)
     # Which of two NaNs a sum keeps is up to the processor; a residual of -0 cannot come about.
-    residual[np.isnan(residual) | (residual == 0)] = 0
+    residual[np.isnan(wide(residual)) | (residual == 0)] = 0
     check_select(gradient, data.draw(st.integers(0, n)), residual)
 
 
@@ -144,6 +157,61 @@ def test_wide_indices(path, dtype, pattern):
     np.testing.assert_array_equal(residual, expected_residual)
 
 
+def check_threshold(gradient, threshold, residual=None):
+    with np.errstate(all="ignore"):
+        acc = gradient.copy() if residual is None else residual + gradient
+    indices, values, nonfinite = topk.threshold(gradient, threshold, residual)
+    limit = np.array(threshold, gradient.dtype)
+    np.testing.assert_array_equal(indices, np.flatnonzero(~(np.abs(wide(acc)) < float(limit))))
+    np.testing.assert_array_equal(bits(values), bits(acc[indices]))
+    assert nonfinite == np.count_nonzero(~np.isfinite(wide(acc)))
+    if residual is not None:
+        assert not residual[indices].any()
+        residual[indices] += values
+        np.testing.assert_array_equal(bits(residual), bits(acc))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threshold", [0, 0.3, 2.5, np.inf])
+@pytest.mark.parametrize("n", [0, 1, 65, BLOCK + 1, 50_001])
+def test_threshold(path, dtype, threshold, n):
+    rng = np.random.default_rng(n)
+    gradient = rng.standard_normal(n).astype(dtype)
+    gradient[::97] = np.nan
+    check_threshold(gradient, threshold)
+    check_threshold(gradient, threshold, rng.standard_normal(n).astype(dtype))
+
+
+def test_threshold_must_be_a_magnitude(path):
+    for bad in (-1, np.nan):
+        with pytest.raises(ValueError, match="threshold must be at least 0, got"):
+            topk.threshold(X, bad)
+
+
+@pytest.mark.parametrize(("n", "k"), [(0, 0), (9, 0), (9, 4), (9, 5), (9, 9), (10**6, 999), (7, 6)])
+def test_random_positions(n, k):
+    chosen = topk.random(n, k, 3, 1)
+    assert chosen.dtype == np.uint32
+    assert chosen.size == k
+    assert (np.diff(chosen.astype(int)) > 0).all()
+    assert k == 0 or chosen[-1] < n
+    np.testing.assert_array_equal(chosen, topk.random(n, k, 3, 1))
+    if 0 < k < n > 100:
+        assert topk.random(n, k, 3, 2).tolist() != chosen.tolist()
+
+
+def test_random_positions_never_change():
+    # Ranks with different versions of NumPy must draw the same.
+    assert topk.random(1000, 6, 7).tolist() == [51, 344, 460, 467, 487, 667]
+
+
+def test_random_positions_are_even():
+    # Each of the 10 pairs of 5 is expected 300 times; chi-square has 9 degrees of freedom.
+    pairs = Counter(tuple(topk.random(5, 2, seed).tolist()) for seed in range(3000))
+    assert len(pairs) == 10
+    assert sum((count - 300) ** 2 / 300 for count in pairs.values()) < 33.7  # p = 1e-4
+
+
 def test_no_entry_wanted_still_accumulates(path):
     gradient, residual = np.array([1, np.nan], np.float32), np.array([2, 3], np.float32)
     assert topk.select(gradient, 0, residual).nonfinite == 1
@@ -189,8 +257,8 @@ OUT = np.zeros(4, np.uint32), np.zeros(4, np.float32)
         (lambda: topk.select(X, 5), ValueError, r"k must be in \[0, 4\], got 5"),
         (lambda: topk.select(X, 1.5), TypeError, "integer"),
         (lambda: topk.select([1.0], 1), TypeError, "gradient must be a numpy array, got list"),
-        (lambda: topk.select(X.astype(int), 1), TypeError, "float32 or float64, got int64"),
-        (lambda: topk.select(X.astype(">f4"), 1), TypeError, "float32 or float64, got >f4"),
+        (lambda: topk.select(X.astype(int), 1), TypeError, "or bfloat16, got int64"),
+        (lambda: topk.select(X.astype(">f4"), 1), TypeError, "or bfloat16, got >f4"),
         (lambda: topk.select(X[::2], 1), ValueError, "contiguous, got a stride of 8 bytes"),
         (lambda: topk.select(X.reshape(2, 2), 1), ValueError, "one dimension, got shape"),
         (lambda: topk.select(misaligned(4, np.float32), 1), ValueError, "aligned to 4 bytes"),
