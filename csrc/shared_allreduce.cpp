@@ -13,6 +13,8 @@ constexpr int kOffsetBits = 48;
 // Below this, a buffer that was just read is still in the cache, and stays there if written
 // plainly.
 constexpr std::size_t kStreamBytes = 4 * 1024 * 1024;
+// From here on a flat slot is written past the caches.
+constexpr std::size_t kPlainBytes = 32 * 1024;
 constexpr std::size_t kInline = 32;
 
 // What a rank is about to reduce: everything the ranks must agree on, in one word.
@@ -39,11 +41,11 @@ Dtype dtype_of<double>() {
   return Dtype::float64;
 }
 template <>
-Dtype dtype_of<Half>() {
+Dtype dtype_of<Float16>() {
   return Dtype::float16;
 }
 template <>
-Dtype dtype_of<Bfloat16>() {
+Dtype dtype_of<BFloat16>() {
   return Dtype::bfloat16;
 }
 template <>
@@ -165,8 +167,11 @@ void SharedGroup::publish(std::uint64_t fingerprint, Places places, const void* 
   record.out = places.out;
   if (bytes <= kInline) {
     std::memcpy(record.payload, payload, bytes);
-  } else {
+  } else if (bytes < kPlainBytes) {
     std::memcpy(flat_slot(rank_, calls_), payload, bytes);
+  } else {
+    stream_copy(flat_slot(rank_, calls_), payload, bytes);
+    stream_fence();
   }
   record.call.store(calls_, std::memory_order_release);
 }
@@ -253,7 +258,7 @@ void SharedGroup::flat(const T* in, T* out, std::size_t n, Op op) {
     inputs[other] = other == rank_ ? in : reinterpret_cast<const T*>(from);
   }
   T* const output = out;
-  reduce(op, inputs.data(), size_, &output, 1, n, op == Op::mean ? size_ : 1, false);
+  reduce(op, inputs.data(), size_, &output, 1, n, 0, op == Op::mean ? size_ : 1);
 }
 
 // ---- direct ----------------------------------------------------------------------------------
@@ -278,7 +283,7 @@ void SharedGroup::direct(Places places, std::size_t n, Op op) {
     // The own output first: the others then do not all begin with the same rank's memory.
     outputs[other] = reinterpret_cast<T*>(at(places.out, (rank_ + other) % size_)) + begin;
   }
-  reduce(op, inputs.data(), size_, outputs.data(), size_, count, op == Op::mean ? size_ : 1, true);
+  reduce(op, inputs.data(), size_, outputs.data(), size_, count, size_, op == Op::mean ? size_ : 1);
   stream_fence();
   ++direct_calls_;
   control(rank_).direct.value.store(direct_calls_, std::memory_order_release);
@@ -348,7 +353,7 @@ void SharedGroup::reduce_own(const Round<T>& round, std::size_t index) {
     inputs[rank_] = round.in + round.begin(index) + part.begin;
     T* outputs[] = {result, own};
     reduce(round.op, inputs.data(), size_, outputs, round.between == nullptr ? 2 : 1, part.count,
-           round.op == Op::mean ? size_ : 1, true);
+           round.stream ? 2 : 1, round.op == Op::mean ? size_ : 1);
     stream_fence();
     if (round.between != nullptr) {
       (*round.between)(result, part.count);
@@ -401,12 +406,15 @@ void SharedGroup::staged(const T* in, T* out, std::size_t n, Op op, int owners,
 template <class T>
 void SharedGroup::run(const T* in, T* out, std::size_t n, Op op) {
   const std::size_t bytes = n * sizeof(T);
-  const bool short_way = bytes <= flat_bytes();
-  const Places here = short_way ? Places{} : places(in, out, bytes);
+  const bool fits = bytes <= flat_bytes();
+  // A buffer in a segment is worth the second wait of the direct way unless it is very short.
+  const Places here = bytes < kPlainBytes && fits ? Places{} : places(in, out, bytes);
+  const bool nowhere = here == Places{};
   const std::uint64_t asked = fingerprint(op, dtype_of<T>(), n);
-  publish(asked, here, in, short_way ? bytes : 0);
+  publish(asked, here, in, fits && nowhere ? bytes : 0);
+  // What the ranks do next depends on the records alone, which all of them see alike.
   const bool same_place = compare(asked, here);
-  if (short_way) {
+  if (fits && nowhere && same_place) {
     flat(in, out, n, op);
   } else if (same_place && here.in != 0 && here.out != 0) {
     direct<T>(here, n, op);

@@ -54,7 +54,7 @@ class SharedGroup {
  public:
   // Bytes of a vector that is reduced flat: up to kFlat for two ranks, less for more of them, since
   // every rank reads all vectors.
-  static constexpr std::size_t kFlat = 64 * 1024;
+  static constexpr std::size_t kFlat = 256 * 1024;
   static constexpr std::size_t kRound = 512 * 1024;
 
   // Collective over `node`, whose ranks share memory. `ranks` are the numbers by which error texts
