@@ -103,7 +103,7 @@ SharedGroup::SharedGroup(MPI_Comm node, std::vector<int> ranks, std::vector<std:
   MPI_CHECK(MPI_Comm_rank(node, &rank_));
   MPI_CHECK(MPI_Comm_size(node, &size_));
   waiting.spins = spins_for(size_);
-  controls_ = std::make_unique<SharedSegment>(node, sizeof(SharedControl) + 2 * kFlat, true);
+  controls_ = std::make_unique<SharedSegment>(node, sizeof(SharedControl), true);
   slots_ = std::make_unique<SharedSegment>(node, 4 * kRound, false);
 }
 
@@ -130,7 +130,7 @@ SharedControl& SharedGroup::control(int rank) const {
 }
 
 char* SharedGroup::flat_slot(int rank, std::uint64_t call) const {
-  return controls_->base(rank) + sizeof(SharedControl) + call % 2 * kFlat;
+  return slots_->base(rank) + call % 2 * kFlat;
 }
 
 std::uint64_t SharedGroup::place(const void* data, std::size_t bytes) const {
@@ -399,6 +399,8 @@ void SharedGroup::staged(const T* in, T* out, std::size_t n, Op op, int owners,
   }
   stream_fence();
   rounds_ += count;
+  // The next call may be a flat one, whose slots are the same memory.
+  await(&SharedControl::taken, rounds_);
 }
 
 // ---- which way -------------------------------------------------------------------------------

@@ -302,6 +302,7 @@ void bind_groups(py::module_& m) {
       .def("leave", &SharedGroup::leave)
       .def("missing", &SharedGroup::missing)
       .def("memory", &SharedGroup::memory)
+      .def("flat_bytes", &SharedGroup::flat_bytes, "Of the longest vector reduced in one wait.")
       .def("take_traffic", &group_traffic,
            "Calls, bytes sent and received, seconds, those waited; since the last time.");
 }

@@ -54,8 +54,7 @@ def faults_of(comm, buffers, op, algorithm, out=False):
 
 
 def sizes(comm):
-    flat = 128 * 1024 // comm.size // 4
-    return sorted({0, 1, comm.size - 1, comm.size + 1, 7, 8, 9, 1000, flat - 1, flat, flat + 1})
+    return sorted({0, 1, comm.size - 1, comm.size + 1, 7, 8, 9, 1000, 8191, 8192, 30_011})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -91,6 +90,20 @@ def test_many_rounds(world, everywhere, way, n):
     parts = [part(rank, n, np.dtype(np.float32)) for rank in range(world.size)]
     with Communicator(world, **options) as comm:
         faults = [f for op in ("sum", "max") for f in faults_of(comm, parts, op, algorithm)]
+    everywhere(faults)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("algorithm", ["auto", "shared"])
+def test_around_the_longest_flat_vector(world, everywhere, algorithm, dtype):
+    faults = []
+    with Communicator(world, check=False) as comm:
+        flat = comm._lane.group.flat_bytes() // dtype.itemsize
+        # The slots of both ways are the same memory: they must not meet when ways alternate.
+        for n in (flat, flat + 1, flat, 3 * flat, 5, flat - 1, flat + 1):
+            parts = [part(rank, n, dtype) for rank in range(comm.size)]
+            faults += faults_of(comm, parts, "sum", algorithm)
     everywhere(faults)
 
 
@@ -390,9 +403,9 @@ def test_many_calls_in_a_row(world, everywhere):
     # Ranks run ahead of each other here; records and slots must not be overwritten too early.
     faults = 0
     with Communicator(world, check=False) as comm:
-        short, long = np.empty(3), np.empty(40_000)
+        short, flat, long = np.empty(3), np.empty(30_000), np.empty(200_000)
         for call in range(300):
-            for buffer in (short, long) if call % 10 == 0 else (short,):
+            for buffer in (short, long, flat, long) if call % 10 == 0 else (short,):
                 buffer[:] = call + comm.rank
                 comm.allreduce(buffer, "max")
                 faults += (buffer != call + comm.size - 1).any()
