@@ -77,7 +77,11 @@ def cuda_extension() -> Pybind11Extension | None:
 
 def extension(name: str, sources: list[str]) -> Pybind11Extension:
     ext = Pybind11Extension(
-        f"paropt_hpc.{name}", sources, include_dirs=["csrc"], cxx_std=17, depends=HEADERS
+        f"paropt_hpc.{name}",
+        sources,
+        include_dirs=["csrc"],
+        cxx_std=17,
+        depends=[*HEADERS, __file__],
     )
     # Fused multiply-adds would round differently from the NumPy twins.
     ext.extra_compile_args += ["-O3", "-ffp-contract=off", "-Wall", "-Wextra", *EXTRA_FLAGS]
@@ -120,7 +124,7 @@ class BuildExt(build_ext):
     def build_extensions(self) -> None:
         openmp = self.openmp_flags()
         for ext in self.extensions:
-            if ext.name.endswith("_native"):
+            if not ext.name.endswith("_cuda"):  # the two others share objects of csrc/common.cpp
                 ext.extra_compile_args += openmp
                 ext.extra_link_args += openmp
         super().build_extensions()
