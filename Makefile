@@ -36,6 +36,8 @@ export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export OMPI_MCA_rmaps_base_oversubscribe = 1
+# The wheel's UCX one-sided component complains of every window before another one takes over.
+export OMPI_MCA_osc ?= ^ucx
 MPIEXEC := $(MPIEXEC_PATH)
 export PAROPT_MPIEXEC = $(MPIEXEC)
 

@@ -10,19 +10,6 @@ namespace paropt {
 // Elements folded at a time: the block, its inputs and its outputs fit into the L1 cache.
 constexpr std::size_t kBlock = 1024;
 
-template <class To, class From>
-inline To from_bits(From bits) {
-  static_assert(sizeof(To) == sizeof(From));
-  To value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-template <class To, class From>
-inline To to_bits(From value) {
-  return from_bits<To>(value);
-}
-
 }  // namespace paropt
 
 #define PAROPT_LOOPS "fold_loops.hpp"
@@ -52,12 +39,12 @@ void narrow(T* out, const float* in, std::size_t n) {
 
 template <class T>
 void reduce(Op op, const T* const* in, int inputs, T* const* out, int outputs, std::size_t n,
-            int divisor, bool stream) {
+            int streamed, int divisor) {
   using A = typename Accumulator<T>::type;
   const A by = static_cast<A>(divisor);
   for (std::size_t at = 0; at < n; at += kBlock) {
     const std::size_t length = std::min(kBlock, n - at);
-    PAROPT_DISPATCH(reduce_block(op, in, inputs, out, outputs, at, length, by, stream));
+    PAROPT_DISPATCH(reduce_block(op, in, inputs, out, outputs, streamed, at, length, by));
   }
 }
 
@@ -72,7 +59,7 @@ void stream_fence() {
 }
 
 #define PAROPT_INSTANTIATE_REDUCE(T) \
-  template void reduce(Op, const T* const*, int, T* const*, int, std::size_t, int, bool)
+  template void reduce(Op, const T* const*, int, T* const*, int, std::size_t, int, int)
 #define PAROPT_INSTANTIATE(T)                        \
   template void fold(Op, T*, const T*, std::size_t); \
   template void divide(T*, std::size_t, int);        \
@@ -86,7 +73,7 @@ PAROPT_INSTANTIATE(float);
 PAROPT_INSTANTIATE(double);
 PAROPT_INSTANTIATE(std::int32_t);
 PAROPT_INSTANTIATE(std::int64_t);
-PAROPT_INSTANTIATE_NARROW(Half);
-PAROPT_INSTANTIATE_NARROW(Bfloat16);
+PAROPT_INSTANTIATE_NARROW(Float16);
+PAROPT_INSTANTIATE_NARROW(BFloat16);
 
 }  // namespace paropt

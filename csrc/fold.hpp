@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "half.hpp"
+
 namespace paropt {
 
 // sum, mean: integers wrap around; a mean divides by the number of ranks. Which NaN a sum of two
@@ -18,24 +20,17 @@ enum class Op { sum, mean, min, max };
 
 enum class Dtype { float32, float64, float16, bfloat16, int32, int64 };
 
-struct Half {
-  std::uint16_t bits;
-};
-struct Bfloat16 {
-  std::uint16_t bits;
-};
-
 // The type in which values of T are folded.
 template <class T>
 struct Accumulator {
   using type = T;
 };
 template <>
-struct Accumulator<Half> {
+struct Accumulator<Float16> {
   using type = float;
 };
 template <>
-struct Accumulator<Bfloat16> {
+struct Accumulator<BFloat16> {
   using type = float;
 };
 
@@ -53,9 +48,9 @@ decltype(auto) with_type(Dtype dtype, F f) {
     case Dtype::float64:
       return f(static_cast<double*>(nullptr));
     case Dtype::float16:
-      return f(static_cast<Half*>(nullptr));
+      return f(static_cast<Float16*>(nullptr));
     case Dtype::bfloat16:
-      return f(static_cast<Bfloat16*>(nullptr));
+      return f(static_cast<BFloat16*>(nullptr));
     case Dtype::int32:
       return f(static_cast<std::int32_t*>(nullptr));
     case Dtype::int64:
@@ -78,12 +73,12 @@ template <class T>
 void narrow(T* out, const float* in, std::size_t n);
 
 // Fold the vectors in[0..inputs) in this order, divide by `divisor` if it is not 1, and store the
-// result to every out[0..outputs). An output may be one of the inputs; otherwise no overlap. With
-// `stream` the stores go past the caches: a line that another core has read is then not fetched
-// back first, which is what makes plain stores to shared memory slow.
+// result to every out[0..outputs). An output may be one of the inputs; otherwise no overlap. The
+// stores to the first `streamed` outputs go past the caches: a line that another core has read is
+// then not fetched back first, which is what makes plain stores to shared memory slow.
 template <class T>
 void reduce(Op op, const T* const* in, int inputs, T* const* out, int outputs, std::size_t n,
-            int divisor, bool stream);
+            int streamed, int divisor);
 
 // memcpy with stores past the caches.
 void stream_copy(void* out, const void* in, std::size_t bytes);

@@ -13,6 +13,8 @@ constexpr int kOffsetBits = 48;
 // Below this, a buffer that was just read is still in the cache, and stays there if written
 // plainly.
 constexpr std::size_t kStreamBytes = 4 * 1024 * 1024;
+// From here on a flat slot is written past the caches.
+constexpr std::size_t kPlainBytes = 32 * 1024;
 constexpr std::size_t kInline = 32;
 
 // What a rank is about to reduce: everything the ranks must agree on, in one word.
@@ -39,11 +41,11 @@ Dtype dtype_of<double>() {
   return Dtype::float64;
 }
 template <>
-Dtype dtype_of<Half>() {
+Dtype dtype_of<Float16>() {
   return Dtype::float16;
 }
 template <>
-Dtype dtype_of<Bfloat16>() {
+Dtype dtype_of<BFloat16>() {
   return Dtype::bfloat16;
 }
 template <>
@@ -101,7 +103,8 @@ SharedGroup::SharedGroup(MPI_Comm node, std::vector<int> ranks, std::vector<std:
   MPI_CHECK(MPI_Comm_rank(node, &rank_));
   MPI_CHECK(MPI_Comm_size(node, &size_));
   waiting.spins = spins_for(size_);
-  controls_ = std::make_unique<SharedSegment>(node, sizeof(SharedControl) + 2 * kFlat);
+  controls_ = std::make_unique<SharedSegment>(node, sizeof(SharedControl), true);
+  slots_ = std::make_unique<SharedSegment>(node, 4 * kRound, false);
 }
 
 SharedGroup::~SharedGroup() = default;
@@ -111,21 +114,15 @@ void SharedGroup::free(bool buffers) {
   for (const auto& buffer : buffers_) {
     if (buffers) buffer->free();
   }
-  if (slots_) slots_->free();
+  slots_->free();
   controls_->free();
 }
 
-std::size_t SharedGroup::memory() const {
-  return controls_->bytes() + (slots_ ? slots_->bytes() : 0);
-}
+std::size_t SharedGroup::memory() const { return controls_->bytes() + slots_->bytes(); }
 
 void* SharedGroup::allocate(std::size_t bytes) {
-  buffers_.push_back(std::make_unique<SharedSegment>(node_, bytes));
+  buffers_.push_back(std::make_unique<SharedSegment>(node_, bytes, true));
   return buffers_.back()->base(rank_);
-}
-
-void SharedGroup::prepare_slots() {
-  if (!slots_) slots_ = std::make_unique<SharedSegment>(node_, 4 * kRound);
 }
 
 SharedControl& SharedGroup::control(int rank) const {
@@ -133,7 +130,7 @@ SharedControl& SharedGroup::control(int rank) const {
 }
 
 char* SharedGroup::flat_slot(int rank, std::uint64_t call) const {
-  return controls_->base(rank) + sizeof(SharedControl) + call % 2 * kFlat;
+  return slots_->base(rank) + call % 2 * kFlat;
 }
 
 std::uint64_t SharedGroup::place(const void* data, std::size_t bytes) const {
@@ -170,8 +167,11 @@ void SharedGroup::publish(std::uint64_t fingerprint, Places places, const void* 
   record.out = places.out;
   if (bytes <= kInline) {
     std::memcpy(record.payload, payload, bytes);
-  } else {
+  } else if (bytes < kPlainBytes) {
     std::memcpy(flat_slot(rank_, calls_), payload, bytes);
+  } else {
+    stream_copy(flat_slot(rank_, calls_), payload, bytes);
+    stream_fence();
   }
   record.call.store(calls_, std::memory_order_release);
 }
@@ -258,7 +258,7 @@ void SharedGroup::flat(const T* in, T* out, std::size_t n, Op op) {
     inputs[other] = other == rank_ ? in : reinterpret_cast<const T*>(from);
   }
   T* const output = out;
-  reduce(op, inputs.data(), size_, &output, 1, n, op == Op::mean ? size_ : 1, false);
+  reduce(op, inputs.data(), size_, &output, 1, n, 0, op == Op::mean ? size_ : 1);
 }
 
 // ---- direct ----------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ void SharedGroup::direct(Places places, std::size_t n, Op op) {
     // The own output first: the others then do not all begin with the same rank's memory.
     outputs[other] = reinterpret_cast<T*>(at(places.out, (rank_ + other) % size_)) + begin;
   }
-  reduce(op, inputs.data(), size_, outputs.data(), size_, count, op == Op::mean ? size_ : 1, true);
+  reduce(op, inputs.data(), size_, outputs.data(), size_, count, size_, op == Op::mean ? size_ : 1);
   stream_fence();
   ++direct_calls_;
   control(rank_).direct.value.store(direct_calls_, std::memory_order_release);
@@ -353,7 +353,7 @@ void SharedGroup::reduce_own(const Round<T>& round, std::size_t index) {
     inputs[rank_] = round.in + round.begin(index) + part.begin;
     T* outputs[] = {result, own};
     reduce(round.op, inputs.data(), size_, outputs, round.between == nullptr ? 2 : 1, part.count,
-           round.op == Op::mean ? size_ : 1, true);
+           round.stream ? 2 : 1, round.op == Op::mean ? size_ : 1);
     stream_fence();
     if (round.between != nullptr) {
       (*round.between)(result, part.count);
@@ -386,7 +386,6 @@ void SharedGroup::take(const Round<T>& round, std::size_t index) {
 template <class T>
 void SharedGroup::staged(const T* in, T* out, std::size_t n, Op op, int owners,
                          const std::function<void(T*, std::size_t)>* between) {
-  prepare_slots();
   // At least four rounds, so that their three stages overlap.
   const std::size_t bytes = std::clamp(n * sizeof(T) / 4, std::size_t{32768}, kRound);
   const std::size_t length = bytes / kLine * (kLine / sizeof(T));
@@ -400,6 +399,8 @@ void SharedGroup::staged(const T* in, T* out, std::size_t n, Op op, int owners,
   }
   stream_fence();
   rounds_ += count;
+  // The next call may be a flat one, whose slots are the same memory.
+  await(&SharedControl::taken, rounds_);
 }
 
 // ---- which way -------------------------------------------------------------------------------
@@ -407,12 +408,15 @@ void SharedGroup::staged(const T* in, T* out, std::size_t n, Op op, int owners,
 template <class T>
 void SharedGroup::run(const T* in, T* out, std::size_t n, Op op) {
   const std::size_t bytes = n * sizeof(T);
-  const bool short_way = bytes <= flat_bytes();
-  const Places here = short_way ? Places{} : places(in, out, bytes);
+  const bool fits = bytes <= flat_bytes();
+  // A buffer in a segment is worth the second wait of the direct way unless it is very short.
+  const Places here = bytes < kPlainBytes && fits ? Places{} : places(in, out, bytes);
+  const bool nowhere = here == Places{};
   const std::uint64_t asked = fingerprint(op, dtype_of<T>(), n);
-  publish(asked, here, in, short_way ? bytes : 0);
+  publish(asked, here, in, fits && nowhere ? bytes : 0);
+  // What the ranks do next depends on the records alone, which all of them see alike.
   const bool same_place = compare(asked, here);
-  if (short_way) {
+  if (fits && nowhere && same_place) {
     flat(in, out, n, op);
   } else if (same_place && here.in != 0 && here.out != 0) {
     direct<T>(here, n, op);

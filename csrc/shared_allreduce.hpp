@@ -52,14 +52,13 @@ struct SharedTraffic {
 
 class SharedGroup {
  public:
-  // Bytes of a vector that is reduced flat: up to kFlat for two ranks, less for more of them, since
-  // every rank reads all vectors.
-  static constexpr std::size_t kFlat = 64 * 1024;
   static constexpr std::size_t kRound = 512 * 1024;
+  // The two slots of the flat way are the four of the staged one, see run().
+  static constexpr std::size_t kFlat = 2 * kRound;
 
   // Collective over `node`, whose ranks share memory. `ranks` are the numbers by which error texts
-  // call them, `operations` the names that enter() refers to. The staged way's slots, 4 kRound
-  // bytes per rank, are allocated by the first call that needs them.
+  // call them, `operations` the names that enter() refers to. All memory is taken here: a later
+  // call that had to allocate some, which is collective, could not be cancelled.
   SharedGroup(MPI_Comm node, std::vector<int> ranks, std::vector<std::string> operations);
 
   // Local; frees nothing, see SharedSegment.
@@ -100,9 +99,12 @@ class SharedGroup {
   // Bytes of segments that this rank has taken, without those of allocate().
   std::size_t memory() const;
 
-  // Of the longest vector that is reduced flat, in bytes.
+  // Bytes of the longest vector that is reduced flat. Every rank reads all vectors then, and four
+  // times its own in the staged way, which has more waits, but whose cost does not grow with the
+  // number of ranks.
   std::size_t flat_bytes() const {
-    return kFlat * 2 / static_cast<std::size_t>(size_ < 2 ? 2 : size_);
+    if (size_ <= 2) return kFlat;
+    return kFlat / (size_ <= 4 ? 4 : 8 * (static_cast<std::size_t>(size_) - 4));
   }
 
   Waiting waiting;
@@ -132,7 +134,6 @@ class SharedGroup {
   void await(Counter counter, std::uint64_t value);
   [[noreturn]] void disagree() const;
   std::string late() const;
-  void prepare_slots();
 
   template <class T>
   void run(const T* in, T* out, std::size_t n, Op op);

@@ -23,7 +23,7 @@ bool is_unified(MPI_Win window) {
 
 }  // namespace
 
-SharedSegment::SharedSegment(MPI_Comm node, std::size_t bytes) : bytes_(bytes) {
+SharedSegment::SharedSegment(MPI_Comm node, std::size_t bytes, bool zeroed) : bytes_(bytes) {
   const ErrorsReturn errors_return(node);
   int rank = 0;
   int size = 0;
@@ -48,7 +48,7 @@ SharedSegment::SharedSegment(MPI_Comm node, std::size_t bytes) : bytes_(bytes) {
     MPI_CHECK(MPI_Win_shared_query(window_, other, &length, &unit, &base));
     bases_[static_cast<std::size_t>(other)] = aligned(base);
   }
-  std::memset(base(rank), 0, bytes);
+  if (zeroed) std::memset(base(rank), 0, bytes);
   MPI_CHECK(MPI_Win_lock_all(MPI_MODE_NOCHECK, window_));
   MPI_CHECK(MPI_Barrier(node));
 }

@@ -12,9 +12,10 @@ namespace paropt {
 
 class SharedSegment {
  public:
-  // Collective over `node`, whose ranks share memory: `bytes` of it for every rank, zeroed. Throws
-  // on every rank if the MPI library cannot give memory that all ranks see alike.
-  SharedSegment(MPI_Comm node, std::size_t bytes);
+  // Collective over `node`, whose ranks share memory: `bytes` of it for every rank, zeroed if
+  // `zeroed`; otherwise no page is touched. Throws on every rank if the MPI library cannot give
+  // memory that all ranks see alike.
+  SharedSegment(MPI_Comm node, std::size_t bytes, bool zeroed);
 
   // Local, and frees nothing: a rank that ends by an exception must not wait for the others. The
   // memory stays until free() or the end of the process.

@@ -162,33 +162,80 @@ std::size_t lane_allreduce(paropt::Lane& lane, const std::string& algorithm,
   return reduction.run(lane);
 }
 
-// The short way of a training loop's small reductions: true if it was gone. Whatever is not quite
-// usual is left to the long way, which says what is wrong with it.
-bool lane_short(paropt::Lane& lane, const py::object& object, const py::object& op) {
-  if (!py::isinstance<py::array>(object)) return false;
-  py::array buffer = py::reinterpret_borrow<py::array>(object);
-  const std::size_t bytes = static_cast<std::size_t>(buffer.nbytes());
+void raise_as(const char* name, const char* text, bool on_every_rank) {
+  const py::object cls = py::module_::import("paropt_hpc.errors").attr(name);
+  py::object error = cls(text);
+  if (on_every_rank) error.attr("on_every_rank") = true;
+  PyErr_SetObject(cls.ptr(), error.ptr());
+}
+
+void count_short(paropt::Lane& lane, void* data, std::size_t n, paropt::Dtype dtype,
+                 paropt::Op op) {
   paropt::SharedGroup& group = *lane.group();
-  const int code = dtype_code(buffer);
-  if (code < 0 || bytes > group.flat_bytes() || !is_plain(buffer, true)) return false;
-  const char* const name = PyUnicode_Check(op.ptr()) ? PyUnicode_AsUTF8(op.ptr()) : nullptr;
-  if (name == nullptr) PyErr_Clear();
-  paropt::Op operation_;
-  if (name == nullptr || !find_operation(name, &operation_)) return false;
-  const auto dtype = static_cast<paropt::Dtype>(code);
-  const bool whole = dtype == paropt::Dtype::int32 || dtype == paropt::Dtype::int64;
-  if (whole && operation_ == paropt::Op::mean) return false;
-  void* const data = buffer.mutable_data();
-  const std::size_t n = static_cast<std::size_t>(buffer.size());
-  py::gil_scoped_release release;
   const auto start = paropt::Clock::now();
   const double waited = group.waiting.seconds;
   group.enter(0);
-  lane.allreduce(paropt::Algorithm::shared, data, data, n, dtype, operation_);
+  lane.allreduce(paropt::Algorithm::shared, data, data, n, dtype, op);
   group.leave();
   group.traffic.count(n, paropt::item_bytes(dtype), group.rank(), group.size(),
                       paropt::seconds_since(start), group.waiting.seconds - waited);
+}
+
+// The short way of a training loop's small reductions: true if it was gone. Whatever is not quite
+// usual is left to the long way, which says what is wrong with it.
+bool go_short(paropt::Lane& lane, PyObject* object, PyObject* op_name) {
+  if (!py::isinstance<py::array>(object) || !PyUnicode_Check(op_name)) return false;
+  py::array buffer = py::reinterpret_borrow<py::array>(object);
+  const int code = dtype_code(buffer);
+  const char* const name = PyUnicode_AsUTF8(op_name);
+  paropt::Op op;
+  if (code < 0 || name == nullptr || !find_operation(name, &op)) {
+    PyErr_Clear();
+    return false;
+  }
+  const auto dtype = static_cast<paropt::Dtype>(code);
+  const bool whole = dtype == paropt::Dtype::int32 || dtype == paropt::Dtype::int64;
+  const std::size_t n = static_cast<std::size_t>(buffer.size());
+  if (n * paropt::item_bytes(dtype) > lane.group()->flat_bytes()) return false;
+  if (!is_plain(buffer, true) || (whole && op == paropt::Op::mean)) return false;
+  void* const data = buffer.mutable_data();
+  py::gil_scoped_release release;
+  count_short(lane, data, n, dtype, op);
   return true;
+}
+
+// Called without pybind11's dispatcher, which would cost as much as the reduction.
+PyObject* short_allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "short_allreduce takes buffer and op");
+    return nullptr;
+  }
+  auto& lane = *static_cast<std::shared_ptr<paropt::Lane>*>(PyCapsule_GetPointer(self, nullptr));
+  try {
+    return PyBool_FromLong(go_short(*lane, arguments[0], arguments[1]));
+  } catch (const paropt::TimedOut& error) {
+    raise_as("CollectiveTimeout", error.what(), false);
+  } catch (const paropt::Mismatch& error) {
+    raise_as("CollectiveMismatch", error.what(), true);
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyMethodDef short_method = {
+    "short_allreduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&short_allreduce)),
+    METH_FASTCALL,
+    "Reduce a short buffer in place if it is of the usual "
+    "kind; say whether it was."};
+
+// The function, bound to a lane that it keeps alive.
+py::object lane_short(std::shared_ptr<paropt::Lane> lane) {
+  auto owned = std::make_unique<std::shared_ptr<paropt::Lane>>(std::move(lane));
+  const py::capsule keeper(owned.release(), [](void* lane) {
+    delete static_cast<std::shared_ptr<paropt::Lane>*>(lane);
+  });
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&short_method, keeper.ptr()));
 }
 
 py::tuple group_traffic(paropt::SharedGroup& group) {
@@ -216,13 +263,6 @@ py::array group_allocate(paropt::SharedGroup& group, std::size_t n, const py::dt
   // The segment stays mapped while the process lives unless free() is told that no array is left.
   return py::array(dtype, {static_cast<py::ssize_t>(n)}, {dtype.itemsize()}, memory,
                    py::capsule(memory, [](void*) {}));
-}
-
-void raise_as(const char* name, const char* text, bool on_every_rank) {
-  const py::object cls = py::module_::import("paropt_hpc.errors").attr(name);
-  py::object error = cls(text);
-  if (on_every_rank) error.attr("on_every_rank") = true;
-  PyErr_SetObject(cls.ptr(), error.ptr());
 }
 
 void translate(std::exception_ptr thrown) {
@@ -262,6 +302,7 @@ void bind_groups(py::module_& m) {
       .def("leave", &SharedGroup::leave)
       .def("missing", &SharedGroup::missing)
       .def("memory", &SharedGroup::memory)
+      .def("flat_bytes", &SharedGroup::flat_bytes, "Of the longest vector reduced in one wait.")
       .def("take_traffic", &group_traffic,
            "Calls, bytes sent and received, seconds, those waited; since the last time.");
 }
@@ -276,8 +317,7 @@ void bind_lanes(py::module_& m) {
            py::arg("elsewhere"), py::arg("background"))
       .def("allreduce", &lane_allreduce, py::arg("algorithm"), py::arg("buffer"), py::arg("out"),
            py::arg("op"), "Reduce `buffer` into `out`; return the bytes sent through MPI.")
-      .def("short_allreduce", &lane_short, py::arg("buffer"), py::arg("op"),
-           "Reduce a short buffer in place if it is of the usual kind; say whether it was.")
+      .def_property_readonly("short_allreduce", &lane_short)
       .def("cancel", &Lane::cancel)
       .def("explain", &Lane::explain, py::arg("reason"))
       .def("memory", &Lane::memory)

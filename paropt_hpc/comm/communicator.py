@@ -145,8 +145,8 @@ class Communicator:
         self._native = module
         self._checks = check and comm.Get_size() > 1
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self._place(comm, module)
         self._table = self._read_table()
+        self._place(comm, module)
         if module is not None and self._lane.group is not None and not self._checks:
             # Only where every rank is on this node: there a short reduction needs no choice.
             self._short = self._lane.native.short_allreduce if self.shape.nodes == 1 else None
@@ -195,6 +195,7 @@ class Communicator:
             if self.rank == 0 and path.exists():
                 table = Table.load(path)
         self._traffic.reset()
+        self._calls = 0
         agreed: Table | None = self._mpi.bcast(table)
         return agreed
 
@@ -252,13 +253,13 @@ class Communicator:
         RuntimeError
             MPI failed, or a neighbour passed another size; the result is then undefined.
         """
-        if (
-            self._short is not None
-            and out is None
-            and algorithm == "auto"
-            and self._short(buffer, op)
-        ):
-            return
+        if self._short is not None and out is None and algorithm == "auto":
+            try:
+                if self._short(buffer, op):
+                    return
+            except CollectiveTimeout:
+                self._failed = True
+                raise
         start = self._start()
         flat, result = self._reducible(buffer, out, op)
         chosen = self._choose(algorithm, flat.nbytes)

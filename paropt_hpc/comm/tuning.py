@@ -69,26 +69,29 @@ class CostModel:
     link_latency: float = 2e-6  # one message between nodes: 100 Gbit/s InfiniBand
     link_bandwidth: float = 12.5e9
     node_latency: float = 1e-6  # one MPI message inside a node
-    node_bandwidth: float = 4e9
+    node_bandwidth: float = 2e9
     memory_latency: float = 2e-7  # one cache line from core to core, with its wait
-    memory_bandwidth: float = 1e10
+    memory_bandwidth: float = 3e10
 
     def seconds(self, algorithm: str, nbytes: int, shape: Shape) -> float:
         """Predict one all-reduce of `nbytes`; ValueError for an algorithm not modelled."""
         inside = shape.nodes == 1
         latency = self.node_latency if inside else self.link_latency
-        bandwidth = self.node_bandwidth if inside else self.link_bandwidth
+        # Messages between all ranks also pass inside the nodes that hold several.
+        slowest = math.inf if shape.node_size == 1 else self.node_bandwidth
         if algorithm == "ring":
+            bandwidth = slowest if inside else min(slowest, self.link_bandwidth)
             return _ring(shape.ranks, latency, bandwidth, nbytes)
         if algorithm == "recursive_doubling":
-            shared_by = 1 if inside else shape.node_size
-            return _doubling(shape.ranks, latency, bandwidth / shared_by, nbytes)
+            link = slowest if inside else self.link_bandwidth / shape.node_size
+            return _doubling(shape.ranks, latency, min(slowest, link), nbytes)
         memory = 3 * self.memory_latency + 4 * nbytes / self.memory_bandwidth
         if algorithm == "shared":
             return memory
         if algorithm == "hierarchical":
             links = (_ring, _doubling)
-            return memory + min(f(shape.nodes, latency, bandwidth, nbytes) for f in links)
+            link = self.link_bandwidth
+            return memory + min(f(shape.nodes, latency, link, nbytes) for f in links)
         raise ValueError(f"algorithm must be one of ours, got {algorithm!r}")
 
     def choose(self, nbytes: int, shape: Shape) -> str:

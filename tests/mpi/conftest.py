@@ -1,6 +1,7 @@
 """What every MPI test needs; all ranks run the same tests in the same order."""
 
 import io
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ hypothesis.settings.register_profile(
     "ranks", derandomize=True, database=None, deadline=None, max_examples=25
 )
 hypothesis.settings.load_profile("ranks")
+
+# A test that lets the ranks diverge fails, and says how, instead of hanging.
+os.environ.setdefault("PAROPT_CHECK", "1")
+os.environ.setdefault("PAROPT_TIMEOUT", "120")
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from paropt_hpc.comm.agreement import describe, fingerprint, rebuild
+from paropt_hpc.comm.agreement import describe, differences, fingerprint, rebuild
 from paropt_hpc.errors import ConfigError, MPIMismatchError, ParoptError
 
 
@@ -45,3 +45,9 @@ def test_an_error_survives_the_way(error, kind, text):
     again = rebuild(*describe(error, rank=3))
     assert type(again) is kind
     assert str(again).startswith(text)
+
+
+def test_differences_group_the_ranks_by_what_they_do():
+    assert differences(["barrier"] * 3) is None
+    text = differences(["barrier", "allreduce", "barrier"])
+    assert "ranks 0, 2: barrier; rank 1: allreduce" in text

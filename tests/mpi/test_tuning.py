@@ -1,0 +1,43 @@
+"""A measured table: the same on all ranks, and what auto then uses."""
+
+import pytest
+
+from paropt_hpc.comm import Communicator
+from paropt_hpc.comm.tuning import ALGORITHMS, Table, measure
+from paropt_hpc.errors import ConfigError
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+def test_measure(world, everywhere):
+    seen = []
+    with Communicator(world) as comm:
+        table = measure(comm, (64, 4096), 3, lambda nbytes, times: seen.append((nbytes, times)))
+        chosen = [table.choose(n, comm.shape) for n in (8, 64, 4096, 10**6)]
+        names = ("mpi", *comm.shape.algorithms())
+    faults = [] if all(name in ALGORITHMS for name in chosen) else [f"chose {chosen}"]
+    if any(other != table for other in world.allgather(table)):
+        faults.append("another table on another rank")
+    if [nbytes for nbytes, _ in seen] != [64, 4096] or any(set(t) != set(names) for _, t in seen):
+        faults.append(f"reported {seen}")
+    if any(not 0 < seconds < 10 for _, times in seen for seconds in times.values()):
+        faults.append("times out of all proportion")
+    everywhere(faults)
+
+
+def test_auto_uses_the_table_that_rank_0_finds(world, everywhere, tmp_path, monkeypatch):
+    # Every rank has a folder of its own here: only rank 0's file may count.
+    key = f"{world.size} x 1 x 1"
+    name = "recursive_doubling" if world.rank == 0 else "ring"
+    Table({key: [(10**9, name)]}).save(tmp_path / "table.json")
+    monkeypatch.setenv("PAROPT_TUNING", str(tmp_path / "table.json"))
+    with Communicator(world) as comm:
+        chosen = comm._choose("auto", 4_000_000)
+    everywhere([] if chosen == "recursive_doubling" else [f"chose {chosen}"])
+
+
+def test_a_bad_table_is_an_error_on_every_rank(world, tmp_path, monkeypatch):
+    (tmp_path / "table.json").write_text("not json")
+    monkeypatch.setenv("PAROPT_TUNING", str(tmp_path / "table.json"))
+    with pytest.raises(ConfigError, match="is no table of collectives"):
+        Communicator(world)
