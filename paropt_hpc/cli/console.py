@@ -17,7 +17,7 @@ from paropt_hpc.experiments import comparison as compare_runs
 from paropt_hpc.experiments import figures
 from paropt_hpc.train.meter import Observer
 
-__all__ = ["checks", "comparison", "error", "facts", "line", "progress", "summary"]
+__all__ = ["checks", "comparison", "error", "facts", "line", "progress", "summary", "timings"]
 
 LAUNCHERS = ("mpiexec", "mpirun", "hydra", "prterun", "prted", "orted", "srun")
 
@@ -61,6 +61,19 @@ def checks(done: list[Check]) -> None:
     for check in done:
         result = f"[red]{escape(check.fault)}[/]" if check.fault else "[green]ok[/]"
         table.add_row(check.name, result, f"{check.seconds:.2f}")
+    _out().print(table, highlight=False)
+
+
+def timings(rows: list[tuple[int, dict[str, float]]]) -> None:
+    """Print the microseconds of every algorithm by size, the fastest in colour."""
+    table = Table("bytes", *rows[0][1], box=box.SIMPLE_HEAD)
+    for nbytes, times in rows:
+        best = min(times.values())
+        cells = (
+            f"[green]{1e6 * t:,.1f} us[/]" if t == best else f"{1e6 * t:,.1f} us"
+            for t in times.values()
+        )
+        table.add_row(f"{nbytes:,}", *cells)
     _out().print(table, highlight=False)
 
 

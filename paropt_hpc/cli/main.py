@@ -19,9 +19,9 @@ from typer.main import get_command
 from paropt_hpc import __version__
 from paropt_hpc.cli import console
 from paropt_hpc.cluster import describe, run_selftest
-from paropt_hpc.comm import Communicator, world
+from paropt_hpc.comm import Communicator, tuning, world
 from paropt_hpc.comm.launcher import abort, launched_rank, launched_size
-from paropt_hpc.errors import ParoptError, StoppedError, is_on_every_rank
+from paropt_hpc.errors import ConfigError, ParoptError, StoppedError, is_on_every_rank
 from paropt_hpc.train import Config, load_config, read_summary, train
 
 __all__ = ["main"]
@@ -154,6 +154,27 @@ def selftest() -> None:
             console.checks(done)
         if any(check.fault for check in done):
             raise typer.Exit(1)
+
+
+@app.command("tune-comm")
+def tune_comm() -> None:
+    """Measure every all-reduce on the ranks started, and keep the fastest of each size.
+
+    `algorithm = "auto"` then uses this table for as many ranks on as many nodes; without it,
+    a model of latencies and bandwidths.
+    """
+    with world() as comm:
+        path = tuning.table_path()
+        with comm.together():
+            if comm.size == 1:
+                raise ConfigError("there is nothing to tune on one rank; use mpiexec -n 4 ...")
+            before = tuning.Table.load(path) if path.exists() else tuning.Table({})
+        rows: list[tuple[int, dict[str, float]]] = []
+        table = tuning.measure(comm, report=lambda nbytes, times: rows.append((nbytes, times)))
+        if comm.rank == 0:
+            before.merged(table).save(path)
+            console.timings(rows)
+            console.line(f"table in {path}")
 
 
 def _shared_config(comm: Communicator, path: Path, assignments: list[str]) -> Config:

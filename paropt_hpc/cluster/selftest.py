@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paropt_hpc.comm import Communicator, neighbor_exchange, sparse_allreduce, topology
+from paropt_hpc.comm import (
+    Communicator,
+    native,
+    neighbor_exchange,
+    sparse_allreduce,
+    topology,
+)
 from paropt_hpc.compress import TopK
 from paropt_hpc.kernels import index_codec, message, reduce, rng, topk
 
@@ -38,9 +44,10 @@ def run_selftest(comm: Communicator) -> list[Check]:
         ("reduce", _check_reduce),
         ("compress: residual", _check_residual),
     ]
-    algorithms = ["mpi", "ring", "recursive_doubling", "hierarchical"]
-    if comm.node_size == comm.size:
-        algorithms.append("shared")
+    algorithms = ["mpi", "ring"]
+    if comm.size == 1 or native.select() is not None:
+        algorithms += ["recursive_doubling", "hierarchical"]
+        algorithms += ["shared"] if comm.node_size == comm.size else []
     collectives: list[tuple[str, Callable[[], None]]] = [
         *((f"allreduce {name}", partial(_check_allreduce, comm, name)) for name in algorithms),
         ("sparse_allreduce", lambda: _check_sparse_allreduce(comm)),

@@ -43,6 +43,7 @@ class Summary:
     wall_s: float  # of the training steps, without reading data and evaluating
     samples_per_s: float  # over all ranks
     comm_share: float  # share of wall_s that rank 0 spent in communication, waiting included
+    comm_jitter: float  # standard deviation over mean of the communication time of a step
     bytes_sent_per_rank: int  # all that rank 0 sent during the steps
     dense_bytes_per_rank: int  # what dense gradients would have sent: 2 (P-1)/P n per step
 
@@ -269,11 +270,15 @@ class Trainer:
             wall_s=meter.wall_s,
             samples_per_s=samples / meter.wall_s,
             comm_share=meter.comm_s / meter.wall_s,
+            comm_jitter=self.comm.traffic.jitter,
             bytes_sent_per_rank=meter.bytes_sent,
             dense_bytes_per_rank=meter.steps * (2 * (size - 1) * n // size),
         )
         if self.folder is not None:
             self.folder.write_summary(asdict(summary))
+        # Inside one node it is other programs that make it vary, and no link to look at.
+        if self.comm.rank == 0 and self.comm.node_size < size:
+            self.comm.traffic.warn_of_jitter()
         return summary
 
 

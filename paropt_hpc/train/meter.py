@@ -37,19 +37,21 @@ class Meter:
 
     def start(self) -> None:
         """Begin to count."""
-        self._comm.traffic.reset()
-        self._started = time.perf_counter()
+        traffic = self._comm.traffic
+        self._before = time.perf_counter(), traffic.seconds, traffic.bytes_sent
 
     def stop(self) -> None:
         """Add what there was since `start`."""
-        self.wall_s += time.perf_counter() - self._started
-        self.comm_s += self._comm.traffic.seconds
-        self.bytes_sent += self._comm.traffic.bytes_sent
+        started, seconds, sent = self._before
+        self.wall_s += time.perf_counter() - started
+        self.comm_s += self._comm.traffic.seconds - seconds
+        self.bytes_sent += self._comm.traffic.bytes_sent - sent
 
     def tick(self, loss: float) -> None:
         """Count a step that had this loss."""
         self.steps += 1
         self.losses.append(loss)
+        self._comm.traffic.end_step()
         if self._observer is not None:
             self._observer(self.steps, self._total, loss)
 

@@ -125,7 +125,7 @@ def test_wrong_usage(folder, arguments):
 def test_help_and_version():
     done = paropt("--help")
     assert done.returncode == 0
-    for word in ("train", "info", "selftest", "compare", "mpiexec"):
+    for word in ("train", "info", "selftest", "compare", "tune-comm", "mpiexec"):
         assert word in done.stdout
     assert paropt("train", "--help").stdout.count("--set") >= 1
     assert paropt("--version").stdout.startswith("paropt-hpc ")
@@ -138,6 +138,16 @@ def test_selftest(ranks):
     assert done.stdout.count("allreduce ring") == 1
     assert "allreduce shared" in done.stdout
     assert done.stdout.count(" ok ") >= 15
+
+
+def test_tuning_keeps_a_table(folder, monkeypatch):
+    monkeypatch.setenv("PAROPT_TUNING", str(folder / "table.json"))
+    done = paropt("tune-comm", ranks=2, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "recursive_doubling" in done.stdout
+    assert json.loads((folder / "table.json").read_text())["choices"]
+    assert paropt("train", "small.toml", ranks=2).returncode == 0
+    assert_refused(paropt("tune-comm"), "nothing to tune on one rank")
 
 
 def test_info_says_what_is_there():
