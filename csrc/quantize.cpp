@@ -92,6 +92,7 @@ std::size_t quantize(ValueType type, const float* values, float* residual, std::
 
 void dequantize(ValueType type, const std::uint8_t* data, std::size_t total, std::size_t first,
                 std::size_t count, float* out) {
+  if (count == 0) return;
   if (type == ValueType::float32) {
     std::memcpy(out, data + first * sizeof(float), count * sizeof(float));
     return;
