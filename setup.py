@@ -29,6 +29,8 @@ from setuptools.command.build_ext import build_ext
 
 HEADERS = sorted(glob("csrc/*.hpp") + glob("csrc/*.cuh"))
 NATIVE = ["common", "topk", "index_codec", "quantize", "reduce", "message"]
+MPI = ["common", "fold", "shared_segment", "shared_allreduce", "ring_allreduce"]
+MPI += ["recursive_doubling", "lane", "neighbor_exchange"]
 EXTRA_FLAGS = shlex.split(os.environ.get("PAROPT_BUILD_FLAGS", ""))
 
 
@@ -46,7 +48,7 @@ def mpi_extension() -> Pybind11Extension | None:
     shown = subprocess.run([wrapper, "-show"], capture_output=True, text=True, check=True)
     flags = shlex.split(shown.stdout)[1:]
     linking = [f for f in flags if f.startswith(("-L", "-l", "-Wl,"))]
-    ext = extension("_mpi", ["csrc/bindings/mpi.cpp", "csrc/ring_allreduce.cpp"])
+    ext = extension("_mpi", ["csrc/bindings/mpi.cpp", *(f"csrc/{stem}.cpp" for stem in MPI)])
     ext.define_macros += [("OMPI_SKIP_MPICXX", "1"), ("MPICH_SKIP_MPICXX", "1")]
     # Before setuptools' own: a virtual environment's include folder may hold another mpi.h.
     ext.include_dirs += [f[2:] for f in flags if f.startswith("-I")]
@@ -75,7 +77,11 @@ def cuda_extension() -> Pybind11Extension | None:
 
 def extension(name: str, sources: list[str]) -> Pybind11Extension:
     ext = Pybind11Extension(
-        f"paropt_hpc.{name}", sources, include_dirs=["csrc"], cxx_std=17, depends=HEADERS
+        f"paropt_hpc.{name}",
+        sources,
+        include_dirs=["csrc"],
+        cxx_std=17,
+        depends=[*HEADERS, __file__],
     )
     # Fused multiply-adds would round differently from the NumPy twins.
     ext.extra_compile_args += ["-O3", "-ffp-contract=off", "-Wall", "-Wextra", *EXTRA_FLAGS]
@@ -118,7 +124,7 @@ class BuildExt(build_ext):
     def build_extensions(self) -> None:
         openmp = self.openmp_flags()
         for ext in self.extensions:
-            if ext.name.endswith("_native"):
+            if not ext.name.endswith("_cuda"):  # the two others share objects of csrc/common.cpp
                 ext.extra_compile_args += openmp
                 ext.extra_link_args += openmp
         super().build_extensions()

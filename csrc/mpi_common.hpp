@@ -3,6 +3,7 @@
 
 #include <mpi.h>
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -41,5 +42,7 @@ class ErrorsReturn {
 
 inline MPI_Datatype datatype(const float*) { return MPI_FLOAT; }
 inline MPI_Datatype datatype(const double*) { return MPI_DOUBLE; }
+inline MPI_Datatype datatype(const std::int32_t*) { return MPI_INT32_T; }
+inline MPI_Datatype datatype(const std::int64_t*) { return MPI_INT64_T; }
 
 }  // namespace paropt

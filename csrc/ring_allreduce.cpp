@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "mpi_common.hpp"
+#include "transfer.hpp"
 
 namespace paropt {
 namespace {
@@ -22,9 +23,11 @@ struct Ring {
   int size = 1;
   std::size_t n;
   std::size_t segment;
+  Waiting* waiting;
   std::size_t segments = 0;  // per step: those of the longest chunk, chunk 0
 
-  Ring(MPI_Comm comm, std::size_t n, std::size_t segment) : comm(comm), n(n), segment(segment) {
+  Ring(MPI_Comm comm, std::size_t n, std::size_t segment, Waiting* waiting = nullptr)
+      : comm(comm), n(n), segment(segment), waiting(waiting) {
     MPI_CHECK(MPI_Comm_rank(comm, &rank));
     MPI_CHECK(MPI_Comm_size(comm, &size));
     segments = (chunk_begin(1) + segment - 1) / segment;
@@ -50,61 +53,6 @@ struct Ring {
   }
 };
 
-// One message on its way. Never outlives its buffer: an exception ends it before the caller can
-// free the memory.
-class Transfer {
- public:
-  Transfer() = default;
-  Transfer(const Transfer&) = delete;
-  Transfer& operator=(const Transfer&) = delete;
-  ~Transfer() {
-    if (request_ == MPI_REQUEST_NULL) return;
-    if (receives_) {
-      MPI_Cancel(&request_);
-      MPI_Wait(&request_, MPI_STATUS_IGNORE);
-    } else {
-      MPI_Request_free(&request_);
-    }
-  }
-
-  template <class T>
-  void send(const Ring& ring, const T* data, std::size_t count) {
-    receives_ = false;
-    if (count == 0) return;  // the other side does not expect it either
-    MPI_CHECK(MPI_Isend(data, static_cast<int>(count), datatype(data), ring.right(), kTag,
-                        ring.comm, &request_));
-  }
-
-  template <class T>
-  void receive(const Ring& ring, T* data, std::size_t count) {
-    receives_ = true;
-    expected_ = static_cast<int>(count);
-    type_ = datatype(data);
-    if (count == 0) return;
-    MPI_CHECK(MPI_Irecv(data, expected_, type_, ring.left(), kTag, ring.comm, &request_));
-  }
-
-  void wait() {
-    if (request_ == MPI_REQUEST_NULL) return;
-    MPI_Status status;
-    MPI_CHECK(MPI_Wait(&request_, &status));
-    if (!receives_) return;
-    int count = 0;
-    MPI_CHECK(MPI_Get_count(&status, type_, &count));
-    if (count == expected_) return;
-    throw std::runtime_error("ring all-reduce: a segment of " + std::to_string(count) +
-                             " elements arrived where " + std::to_string(expected_) +
-                             " were expected; all ranks must pass the same size, dtype, "
-                             "segment_bytes and max_count");
-  }
-
- private:
-  MPI_Request request_ = MPI_REQUEST_NULL;
-  MPI_Datatype type_ = MPI_DATATYPE_NULL;
-  int expected_ = 0;
-  bool receives_ = false;
-};
-
 // Walk one phase: send the chunks from `lag` places behind, receive those one place further, at
 // place(item, piece), and hand each to arrived(item, piece). Returns the elements sent.
 // A send of item t only reads what arrived with item t - segments, and no piece is received into
@@ -118,46 +66,21 @@ std::size_t walk(const Ring& ring, std::size_t lag, const T* data, Place place, 
   const auto expect = [&](std::size_t item) {
     if (item == items) return;
     const Piece piece = ring.piece(item, lag + 1);
-    receives[item % 2].receive(ring, place(item, piece), piece.count);
+    receives[item % 2].receive(ring.comm, ring.left(), kTag, place(item, piece), piece.count);
   };
   expect(0);
   for (std::size_t item = 0; item < items; ++item) {
     expect(item + 1);
     const Piece outgoing = ring.piece(item, lag);
-    sends[item % 2].wait();
-    sends[item % 2].send(ring, data + outgoing.begin, outgoing.count);
+    sends[item % 2].wait(ring.waiting);
+    sends[item % 2].send(ring.comm, ring.right(), kTag, data + outgoing.begin, outgoing.count);
     sent += outgoing.count;
-    receives[item % 2].wait();
+    receives[item % 2].wait(ring.waiting);
     arrived(item, ring.piece(item, lag + 1));
   }
-  sends[0].wait();
-  sends[1].wait();
+  sends[0].wait(ring.waiting);
+  sends[1].wait(ring.waiting);
   return sent;
-}
-
-template <class T>
-void fold(Op op, T* __restrict own, const T* __restrict received, std::size_t count) {
-  switch (op) {
-    case Op::sum:
-    case Op::mean:
-      for (std::size_t i = 0; i < count; ++i) own[i] = received[i] + own[i];
-      break;
-    case Op::min:
-      for (std::size_t i = 0; i < count; ++i) {
-        own[i] = received[i] < own[i] || received[i] != received[i] ? received[i] : own[i];
-      }
-      break;
-    case Op::max:
-      for (std::size_t i = 0; i < count; ++i) {
-        own[i] = received[i] > own[i] || received[i] != received[i] ? received[i] : own[i];
-      }
-      break;
-  }
-}
-
-template <class T>
-void divide(T* data, std::size_t count, T divisor) {
-  for (std::size_t i = 0; i < count; ++i) data[i] /= divisor;
 }
 
 template <class T>
@@ -172,7 +95,7 @@ std::size_t reduce_scatter(const Ring& ring, T* data, Op op, T* workspace) {
         fold(op, data + piece.begin, slot(item), piece.count);
         // Complete in the last step: the owner scales it while it is in the cache.
         if (op == Op::mean && item >= last_step) {
-          divide(data + piece.begin, piece.count, static_cast<T>(ring.size));
+          divide(data + piece.begin, piece.count, ring.size);
         }
       });
 }
@@ -197,16 +120,20 @@ std::size_t ring_workspace(MPI_Comm comm, std::size_t n, std::size_t segment) {
 
 template <class T>
 std::size_t ring_allreduce(MPI_Comm comm, T* data, std::size_t n, Op op, std::size_t segment,
-                           T* workspace) {
+                           T* workspace, Waiting* waiting) {
   const ErrorsReturn errors_return(comm);
-  const Ring ring(comm, n, segment);
+  const Ring ring(comm, n, segment, waiting);
   if (ring.size == 1 || n == 0) return 0;
   std::size_t sent = reduce_scatter(ring, data, op, workspace);
   sent += all_gather(ring, data);
   return sent * sizeof(T);
 }
 
-template std::size_t ring_allreduce(MPI_Comm, float*, std::size_t, Op, std::size_t, float*);
-template std::size_t ring_allreduce(MPI_Comm, double*, std::size_t, Op, std::size_t, double*);
+#define PAROPT_INSTANTIATE(T) \
+  template std::size_t ring_allreduce(MPI_Comm, T*, std::size_t, Op, std::size_t, T*, Waiting*)
+PAROPT_INSTANTIATE(float);
+PAROPT_INSTANTIATE(double);
+PAROPT_INSTANTIATE(std::int32_t);
+PAROPT_INSTANTIATE(std::int64_t);
 
 }  // namespace paropt

@@ -25,13 +25,10 @@
 
 #include <cstddef>
 
-namespace paropt {
+#include "fold.hpp"
+#include "waiting.hpp"
 
-// sum, mean: received + own at every rank of the path; which NaN a sum of two NaNs gives (sign and
-//   payload) is not specified, but it is the same on all ranks.
-// min, max: the received value replaces the own one if it is smaller (larger) or NaN. A NaN on any
-//   rank so gives NaN, and of -0.0 and +0.0, which compare equal, the first on the path stays.
-enum class Op { sum, mean, min, max };
+namespace paropt {
 
 // Elements in one segment: what fits into `segment_bytes`, at least 1 and at most `max_count`, the
 // largest count given to MPI (whose counts are int: INT_MAX at most).
@@ -44,12 +41,14 @@ std::size_t ring_workspace(MPI_Comm comm, std::size_t n, std::size_t segment);
 //
 // Collective over the intra-communicator `comm`: every rank passes the same n, op and segment, all
 // at least their least (n may be 0). `data` and `workspace` (ring_workspace elements) belong to the
-// caller, are aligned for T and do not overlap; nothing is allocated. T is float or double.
+// caller, are aligned for T and do not overlap; nothing is allocated. T is float,
+// double, int32_t or int64_t; 16-bit floats are widened first, see widened.hpp.
 // Throws std::runtime_error on an MPI fault and where a neighbour sends another length than
-// expected; `data` is then undefined. Uses tag 7301 on `comm`, leaves no request behind. Two
-// threads may call it at once on different communicators if MPI gives MPI_THREAD_MULTIPLE.
+// expected, TimedOut on the deadline of `waiting`; `data` is then undefined. Uses tag 7301 on
+// `comm`, leaves no request behind. Two threads may call it at once on different communicators if
+// MPI gives MPI_THREAD_MULTIPLE.
 template <class T>
 std::size_t ring_allreduce(MPI_Comm comm, T* data, std::size_t n, Op op, std::size_t segment,
-                           T* workspace);
+                           T* workspace, Waiting* waiting = nullptr);
 
 }  // namespace paropt

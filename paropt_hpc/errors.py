@@ -1,6 +1,7 @@
 """The package's exceptions, each a subclass of the builtin a caller would expect."""
 
 __all__ = [
+    "CollectiveMismatch",
     "CollectiveTimeout",
     "ConfigError",
     "DataError",
@@ -40,6 +41,10 @@ class MPINotFoundError(ParoptError, ImportError):
 
 class MPIMismatchError(ParoptError, ImportError):
     """Two MPI libraries meet: the one built against, or launched by, and the one loaded."""
+
+
+class CollectiveMismatch(ParoptError, RuntimeError):
+    """The ranks called different collectives, or the same with arguments that do not match."""
 
 
 class CollectiveTimeout(ParoptError, TimeoutError):

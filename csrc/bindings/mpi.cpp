@@ -2,20 +2,22 @@
 #include <mpi.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
-#include <climits>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 
-#include "ring_allreduce.hpp"
+#include "common.hpp"
+#include "lane.hpp"
+#include "neighbor_exchange.hpp"
+#include "progress.hpp"
+#include "shared_allreduce.hpp"
 
 namespace py = pybind11;
 
 namespace {
-
-template <class T>
-using Array = py::array_t<T, py::array::c_style>;
 
 #define PAROPT_TEXT_(x) #x
 #define PAROPT_TEXT(x) PAROPT_TEXT_(x)
@@ -58,37 +60,281 @@ MPI_Comm communicator(const py::int_& handle) {
   return comm;
 }
 
-paropt::Op operation(const std::string& op) {
-  if (op == "sum") return paropt::Op::sum;
-  if (op == "mean") return paropt::Op::mean;
-  if (op == "min") return paropt::Op::min;
-  if (op == "max") return paropt::Op::max;
-  throw py::value_error("op must be sum, mean, min or max, got '" + op + "'");
+bool find_operation(const char* name, paropt::Op* op) {
+  constexpr const char* kNames[] = {"sum", "mean", "min", "max"};
+  for (int i = 0; i < 4; ++i) {
+    if (std::strcmp(name, kNames[i]) != 0) continue;
+    *op = static_cast<paropt::Op>(i);
+    return true;
+  }
+  return false;
 }
 
-template <class T>
-std::size_t ring_allreduce(const py::int_& comm_handle, Array<T> buffer, const std::string& op,
-                           std::size_t segment_bytes, std::size_t max_count, Array<T> workspace) {
-  const MPI_Comm comm = communicator(comm_handle);
-  const paropt::Op operation_ = operation(op);
-  if (segment_bytes == 0) throw py::value_error("segment_bytes must be at least 1, got 0");
-  if (max_count < 1 || max_count > INT_MAX) {
-    throw py::value_error("max_count must be in [1, " + std::to_string(INT_MAX) + "], got " +
-                          std::to_string(max_count));
+paropt::Op operation(const std::string& name) {
+  paropt::Op op;
+  if (find_operation(name.c_str(), &op)) return op;
+  throw py::value_error("op must be sum, mean, min or max, got '" + name + "'");
+}
+
+void set_isa(const std::string& name) {
+  for (const paropt::Isa isa : paropt::kIsas) {
+    if (name == paropt::isa_name(isa)) return paropt::set_isa(isa);
   }
-  if (!buffer.writeable()) throw py::value_error("buffer must be writable");
-  if (!workspace.writeable()) throw py::value_error("workspace must be writable");
+  throw py::value_error("name must be baseline, avx2 or avx512, got '" + name + "'");
+}
+
+// ---- lanes -----------------------------------------------------------------------------------
+
+// NumPy's number of ml_dtypes.bfloat16, which NumPy itself does not know.
+int bfloat16_number = -1;
+
+// -1 for a dtype that no collective reduces; big-endian numbers are among those.
+int dtype_code(const py::array& array) {
+  const py::dtype dtype = array.dtype();
+  if (dtype.byteorder() != '=' && dtype.byteorder() != '|') return -1;
+  const int number = dtype.num();
+  if (number == bfloat16_number) return static_cast<int>(paropt::Dtype::bfloat16);
+  switch (dtype.kind() << 8 | static_cast<int>(dtype.itemsize())) {
+    case 'f' << 8 | 4:
+      return static_cast<int>(paropt::Dtype::float32);
+    case 'f' << 8 | 8:
+      return static_cast<int>(paropt::Dtype::float64);
+    case 'f' << 8 | 2:
+      return static_cast<int>(paropt::Dtype::float16);
+    case 'i' << 8 | 4:
+      return static_cast<int>(paropt::Dtype::int32);
+    case 'i' << 8 | 8:
+      return static_cast<int>(paropt::Dtype::int64);
+    default:
+      return -1;
+  }
+}
+
+bool is_plain(const py::array& array, bool writable) {
+  constexpr int kLaid = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+  return (array.flags() & kLaid) == kLaid && (!writable || array.writeable());
+}
+
+paropt::Algorithm algorithm_of(const std::string& name) {
+  if (name == "ring") return paropt::Algorithm::ring;
+  if (name == "recursive_doubling") return paropt::Algorithm::recursive_doubling;
+  if (name == "shared") return paropt::Algorithm::shared;
+  if (name == "hierarchical") return paropt::Algorithm::hierarchical;
+  throw py::value_error(
+      "algorithm must be ring, recursive_doubling, shared or hierarchical, got '" + name + "'");
+}
+
+// The checked arguments of one reduction, as the core takes them.
+struct Reduction {
+  paropt::Algorithm algorithm;
+  const void* in;
+  void* out;
+  std::size_t n;
+  paropt::Dtype dtype;
+  paropt::Op op;
+
+  Reduction(const std::string& algorithm_name, const py::array& buffer, py::array& result,
+            const std::string& op_name)
+      : algorithm(algorithm_of(algorithm_name)), op(operation(op_name)) {
+    const int code = dtype_code(buffer);
+    if (code < 0 || dtype_code(result) != code) {
+      throw py::type_error("buffer and out must have the same dtype, one that can be reduced");
+    }
+    if (!is_plain(buffer, false) || !is_plain(result, true) || buffer.size() != result.size()) {
+      throw py::value_error(
+          "buffer and out must be contiguous, aligned, of one size; out writable");
+    }
+    dtype = static_cast<paropt::Dtype>(code);
+    in = buffer.data();
+    out = result.mutable_data();
+    n = static_cast<std::size_t>(buffer.size());
+  }
+
+  std::size_t run(paropt::Lane& lane) const {
+    return lane.allreduce(algorithm, in, out, n, dtype, op);
+  }
+};
+
+std::size_t lane_allreduce(paropt::Lane& lane, const std::string& algorithm,
+                           const py::array& buffer, py::array result, const std::string& op) {
+  const Reduction reduction(algorithm, buffer, result, op);
+  py::gil_scoped_release release;
+  return reduction.run(lane);
+}
+
+// The short way of a training loop's small reductions: true if it was gone. Whatever is not quite
+// usual is left to the long way, which says what is wrong with it.
+bool lane_short(paropt::Lane& lane, const py::object& object, const py::object& op) {
+  if (!py::isinstance<py::array>(object)) return false;
+  py::array buffer = py::reinterpret_borrow<py::array>(object);
+  const std::size_t bytes = static_cast<std::size_t>(buffer.nbytes());
+  paropt::SharedGroup& group = *lane.group();
+  const int code = dtype_code(buffer);
+  if (code < 0 || bytes > group.flat_bytes() || !is_plain(buffer, true)) return false;
+  const char* const name = PyUnicode_Check(op.ptr()) ? PyUnicode_AsUTF8(op.ptr()) : nullptr;
+  if (name == nullptr) PyErr_Clear();
+  paropt::Op operation_;
+  if (name == nullptr || !find_operation(name, &operation_)) return false;
+  const auto dtype = static_cast<paropt::Dtype>(code);
+  const bool whole = dtype == paropt::Dtype::int32 || dtype == paropt::Dtype::int64;
+  if (whole && operation_ == paropt::Op::mean) return false;
+  void* const data = buffer.mutable_data();
   const std::size_t n = static_cast<std::size_t>(buffer.size());
-  const std::size_t segment = paropt::ring_segment(sizeof(T), segment_bytes, max_count);
-  const std::size_t needed = paropt::ring_workspace(comm, n, segment);
+  py::gil_scoped_release release;
+  const auto start = paropt::Clock::now();
+  const double waited = group.waiting.seconds;
+  group.enter(0);
+  lane.allreduce(paropt::Algorithm::shared, data, data, n, dtype, operation_);
+  group.leave();
+  group.traffic.count(n, paropt::item_bytes(dtype), group.rank(), group.size(),
+                      paropt::seconds_since(start), group.waiting.seconds - waited);
+  return true;
+}
+
+py::tuple group_traffic(paropt::SharedGroup& group) {
+  const paropt::SharedTraffic counted = group.traffic;
+  group.traffic = {};
+  return py::make_tuple(counted.calls, counted.sent, counted.received, counted.seconds,
+                        counted.waited);
+}
+
+std::shared_ptr<paropt::Job> progress_start(paropt::ProgressThread& thread,
+                                            std::shared_ptr<paropt::Lane> lane,
+                                            const std::string& algorithm, const py::array& buffer,
+                                            py::array result, const std::string& op) {
+  const Reduction reduction(algorithm, buffer, result, op);
+  return thread.start([lane, reduction] { reduction.run(*lane); });
+}
+
+// Memory of the group as an array; `keeper` keeps the memory's owner alive.
+py::array group_allocate(paropt::SharedGroup& group, std::size_t n, const py::dtype& dtype) {
+  void* memory = nullptr;
+  {
+    py::gil_scoped_release release;
+    memory = group.allocate(n * static_cast<std::size_t>(dtype.itemsize()));
+  }
+  // The segment stays mapped while the process lives unless free() is told that no array is left.
+  return py::array(dtype, {static_cast<py::ssize_t>(n)}, {dtype.itemsize()}, memory,
+                   py::capsule(memory, [](void*) {}));
+}
+
+void raise_as(const char* name, const char* text, bool on_every_rank) {
+  const py::object cls = py::module_::import("paropt_hpc.errors").attr(name);
+  py::object error = cls(text);
+  if (on_every_rank) error.attr("on_every_rank") = true;
+  PyErr_SetObject(cls.ptr(), error.ptr());
+}
+
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const paropt::TimedOut& error) {
+    raise_as("CollectiveTimeout", error.what(), false);
+  } catch (const paropt::Mismatch& error) {
+    raise_as("CollectiveMismatch", error.what(), true);
+  }
+}
+
+std::shared_ptr<paropt::Lane> make_lane(const py::int_& comm, const py::object& across,
+                                        std::shared_ptr<paropt::SharedGroup> group,
+                                        std::size_t segment_bytes, std::size_t max_count,
+                                        double timeout, int leaders, std::string elsewhere,
+                                        bool background) {
+  const MPI_Comm between = across.is_none() ? MPI_COMM_NULL : communicator(py::int_(across));
+  return std::make_shared<paropt::Lane>(
+      communicator(comm), between, std::move(group),
+      paropt::LaneOptions{segment_bytes, max_count, timeout, leaders, std::move(elsewhere),
+                          background});
+}
+
+void bind_groups(py::module_& m) {
+  using paropt::SharedGroup;
+  py::class_<SharedGroup, std::shared_ptr<SharedGroup>>(m, "SharedGroup")
+      .def(py::init([](const py::int_& node, std::vector<int> ranks,
+                       std::vector<std::string> operations) {
+             return std::make_shared<SharedGroup>(communicator(node), std::move(ranks),
+                                                  std::move(operations));
+           }),
+           py::arg("node_handle"), py::arg("ranks"), py::arg("operations"))
+      .def("allocate", &group_allocate, py::arg("n"), py::arg("dtype"))
+      .def("free", &SharedGroup::free, py::arg("buffers"), py::call_guard<py::gil_scoped_release>())
+      .def("enter", &SharedGroup::enter, py::arg("operation"))
+      .def("leave", &SharedGroup::leave)
+      .def("missing", &SharedGroup::missing)
+      .def("memory", &SharedGroup::memory)
+      .def("take_traffic", &group_traffic,
+           "Calls, bytes sent and received, seconds, those waited; since the last time.");
+}
+
+void bind_lanes(py::module_& m) {
+  using paropt::Job;
+  using paropt::Lane;
+  using paropt::ProgressThread;
+  py::class_<Lane, std::shared_ptr<Lane>>(m, "Lane")
+      .def(py::init(&make_lane), py::arg("comm_handle"), py::arg("across_handle"), py::arg("group"),
+           py::arg("segment_bytes"), py::arg("max_count"), py::arg("timeout"), py::arg("leaders"),
+           py::arg("elsewhere"), py::arg("background"))
+      .def("allreduce", &lane_allreduce, py::arg("algorithm"), py::arg("buffer"), py::arg("out"),
+           py::arg("op"), "Reduce `buffer` into `out`; return the bytes sent through MPI.")
+      .def("short_allreduce", &lane_short, py::arg("buffer"), py::arg("op"),
+           "Reduce a short buffer in place if it is of the usual kind; say whether it was.")
+      .def("cancel", &Lane::cancel)
+      .def("explain", &Lane::explain, py::arg("reason"))
+      .def("memory", &Lane::memory)
+      .def("waited", &Lane::waited);
+  py::class_<Job, std::shared_ptr<Job>>(m, "Job")
+      .def("done", &Job::done)
+      .def("wait", &Job::wait, py::call_guard<py::gil_scoped_release>());
+  py::class_<ProgressThread>(m, "ProgressThread")
+      .def(py::init<>())
+      .def("start", &progress_start, py::arg("lane"), py::arg("algorithm"), py::arg("buffer"),
+           py::arg("out"), py::arg("op"))
+      .def("stop", &ProgressThread::stop, py::call_guard<py::gil_scoped_release>());
+}
+
+// ---- neighbour exchange -----------------------------------------------------------------------
+
+template <class T>
+using Array = py::array_t<T, py::array::c_style>;
+
+template <class T>
+double neighbor_exchange(const py::int_& comm_handle, const Array<T>& in, Array<T> out,
+                         const std::vector<int>& targets, const std::vector<int>& sources,
+                         double own_weight, const std::vector<double>& weights, std::size_t segment,
+                         Array<T> workspace, double timeout) {
+  const MPI_Comm comm = communicator(comm_handle);
+  if (out.size() != in.size()) throw py::value_error("out must have as many elements as in");
+  if (!out.writeable()) throw py::value_error("out must be writable");
+  if (!workspace.writeable()) throw py::value_error("workspace must be writable");
+  if (weights.size() != sources.size()) throw py::value_error("each source must have a weight");
+  if (segment < 1 || segment > INT_MAX) {
+    throw py::value_error("segment must be in [1, " + std::to_string(INT_MAX) + "], got " +
+                          std::to_string(segment));
+  }
+  const std::size_t n = static_cast<std::size_t>(in.size());
+  const std::size_t needed = paropt::neighbor_exchange_workspace(n, sources.size(), segment);
   if (static_cast<std::size_t>(workspace.size()) < needed) {
     throw py::value_error("workspace must have at least " + std::to_string(needed) +
                           " elements, got " + std::to_string(workspace.size()));
   }
-  T* const data = buffer.mutable_data();
+  const T* const from = in.data();
+  T* const to = out.mutable_data();
   T* const scratch = workspace.mutable_data();
   py::gil_scoped_release release;
-  return paropt::ring_allreduce(comm, data, n, operation_, segment, scratch);
+  paropt::Waiting waiting;
+  waiting.timeout = timeout;
+  paropt::neighbor_exchange(comm, from, to, n, {targets, sources, weights, own_weight}, segment,
+                            scratch, &waiting);
+  return waiting.seconds;
+}
+
+template <class T>
+void bind_neighbor_exchange(py::module_& m) {
+  m.def("neighbor_exchange", &neighbor_exchange<T>, py::arg("comm_handle"),
+        py::arg("in_").noconvert(), py::arg("out").noconvert(), py::arg("targets"),
+        py::arg("sources"), py::arg("own_weight"), py::arg("weights"), py::arg("segment"),
+        py::arg("workspace").noconvert(), py::arg("timeout"),
+        "Mix a float32 or float64 buffer with those of the sources; return the seconds waited.");
 }
 
 }  // namespace
@@ -98,12 +344,12 @@ PYBIND11_MODULE(_mpi, m, py::mod_gil_not_used()) {
   m.def("built_with", &built_with, "Name and version of the MPI this module was compiled against.");
   m.def("mpi_initialized", &mpi_initialized,
         "Whether MPI is running, as the MPI library of this module sees it.");
-  constexpr const char* doc =
-      "Reduce a float32 or float64 buffer over all ranks in place; return the bytes sent.";
-  m.def("ring_allreduce", &ring_allreduce<float>, py::arg("comm_handle"),
-        py::arg("buffer").noconvert(), py::arg("op"), py::arg("segment_bytes"),
-        py::arg("max_count"), py::arg("workspace").noconvert(), doc);
-  m.def("ring_allreduce", &ring_allreduce<double>, py::arg("comm_handle"),
-        py::arg("buffer").noconvert(), py::arg("op"), py::arg("segment_bytes"),
-        py::arg("max_count"), py::arg("workspace").noconvert(), doc);
+  m.def("set_bfloat16", [](const py::dtype& dtype) { bfloat16_number = dtype.num(); });
+  m.def("isa", [] { return paropt::isa_name(paropt::isa()); });
+  m.def("set_isa", &set_isa, py::arg("name"), "Choose an instruction set; meant for tests.");
+  py::register_exception_translator(&translate);
+  bind_groups(m);
+  bind_lanes(m);
+  bind_neighbor_exchange<float>(m);
+  bind_neighbor_exchange<double>(m);
 }

@@ -67,7 +67,7 @@ def checks(done: list[Check]) -> None:
 @contextmanager
 def progress(rank: int) -> Iterator[Observer | None]:
     """Show a progress bar on rank 0 while the block runs, and only on a terminal."""
-    if rank != 0 or not _on_terminal():
+    if rank != 0 or not _on_terminal(2):
         yield None
         return
     bar = Progress(
@@ -76,7 +76,7 @@ def progress(rank: int) -> Iterator[Observer | None]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),
         TimeRemainingColumn(),
-        console=Console(stderr=True, force_terminal=True),
+        console=_err(),
         transient=True,
     )
     with bar:
@@ -86,17 +86,16 @@ def progress(rank: int) -> Iterator[Observer | None]:
         )
 
 
-def _on_terminal() -> bool:
-    """Say whether standard error ends at a terminal, directly or through an MPI launcher.
+def _on_terminal(stream: int) -> bool:
+    """Say whether a standard stream ends at a terminal, directly or through an MPI launcher.
 
-    A launcher hands its ranks a pipe and copies it to its own standard error; so where the
-    parents are launchers, the outermost one of them decides.
+    A launcher hands its ranks a pipe, or a terminal of its own making, and copies what comes
+    to its own stream; so where the parents are launchers, the outermost one of them decides.
     """
-    if os.isatty(2):
-        return True
-    process, terminal = os.getppid(), False
+    terminal = os.isatty(stream)
+    process = os.getppid()
     while process > 1 and _name(process).startswith(LAUNCHERS):
-        terminal = _is_terminal(process)
+        terminal = _is_terminal(process, stream)
         process = _parent(process)
     return terminal
 
@@ -108,9 +107,10 @@ def _name(process: int) -> str:
         return ""
 
 
-def _is_terminal(process: int) -> bool:
+def _is_terminal(process: int, stream: int) -> bool:
     try:
-        return str(Path(f"/proc/{process}/fd/2").readlink()).startswith(("/dev/pts/", "/dev/tty"))
+        target = str(Path(f"/proc/{process}/fd/{stream}").readlink())
+        return target.startswith(("/dev/pts/", "/dev/tty"))
     except OSError:
         return False
 
@@ -133,8 +133,8 @@ def _table(header: list[str], rows: list[list[str]]) -> None:
 
 
 def _out() -> Console:
-    return Console()
+    return Console(force_terminal=_on_terminal(1))
 
 
 def _err() -> Console:
-    return Console(stderr=True)
+    return Console(stderr=True, force_terminal=_on_terminal(2))

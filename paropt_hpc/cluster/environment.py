@@ -13,6 +13,9 @@ from paropt_hpc.errors import ParoptError
 
 __all__ = ["Fact", "describe"]
 
+# Builds the extension modules anew; in a clone the package is named by a dot.
+REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir paropt-hpc (in a clone: .)"
+
 # Optional packages, the extra that brings each, and what it is for.
 OPTIONAL = {
     "scikit-learn": ("data", "the digits data set"),
@@ -68,7 +71,7 @@ def _native() -> Fact:
             "CPU kernels",
             "not built; the NumPy twins are used",
             False,
-            "install a C++ compiler, then: pip install --force-reinstall paropt-hpc",
+            f"install a C++ compiler, then: {REINSTALL}",
         )
     threads = module.openmp_threads()
     openmp = f"OpenMP, {threads} thread(s)" if threads else "without OpenMP"
@@ -103,7 +106,7 @@ def _mpi_module() -> Fact:
             "MPI collectives",
             "not built; the mpi4py twins are used",
             False,
-            "with an mpicxx on PATH: pip install --no-build-isolation --force-reinstall paropt-hpc",
+            f"with an mpicxx on PATH, or named by MPICXX: {REINSTALL}",
         )
     return Fact("MPI collectives", f"native, built with {module.built_with()}")
 
@@ -115,7 +118,7 @@ def _cuda() -> Fact:
             "CUDA kernels",
             "not built",
             False,
-            "with nvcc on PATH or CUDA_HOME set: pip install --force-reinstall paropt-hpc",
+            f"with nvcc on PATH or CUDA_HOME set: {REINSTALL}",
         )
     return Fact("CUDA kernels", f"native, {module.device_count()} device(s)")
 

@@ -10,7 +10,7 @@ import hashlib
 
 from paropt_hpc import errors
 
-__all__ = ["describe", "fingerprint", "rebuild"]
+__all__ = ["describe", "differences", "fingerprint", "rebuild"]
 
 
 def fingerprint(error: Exception | None) -> int:
@@ -33,6 +33,20 @@ def describe(error: Exception, rank: int) -> tuple[str, str]:
             lost = "" if cls is type(error) else f"{type(error).__name__}: "
             return cls.__name__, f"rank {rank}: {lost}{error}"
     raise AssertionError("Exception itself is a builtin that takes a text")
+
+
+def differences(calls: list[str]) -> str | None:
+    """Say which ranks are in which call, or None if all are in the same; `calls` is by rank."""
+    if len(set(calls)) < 2:
+        return None
+    groups: dict[str, list[int]] = {}
+    for rank, call in enumerate(calls):
+        groups.setdefault(call, []).append(rank)
+    said = "; ".join(
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {call}"
+        for call, ranks in groups.items()
+    )
+    return f"the ranks are not in the same collective: {said}; all must make the same calls"
 
 
 def rebuild(kind: str, text: str) -> Exception:

@@ -6,18 +6,38 @@ a result written into a silent copy would never reach the caller.
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_bytes", "as_floats", "grown"]
+__all__ = ["DTYPES", "as_bytes", "as_floats", "as_numbers", "grown"]
+
+DTYPES = tuple(
+    np.dtype(dtype)
+    for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
+)
+"""What can be reduced. The 16-bit floats are summed as float32 and rounded once."""
 
 
 def as_floats(buffer: object) -> NDArray[Any]:
     """View a float32 or float64 buffer as a vector that can be written in place.
 
+    As :func:`as_numbers`, for what works on these two types only.
+    """
+    return _as_vector(buffer, "buffer", DTYPES[:2], True)
+
+
+def as_numbers(buffer: object, name: str = "buffer", *, writable: bool = True) -> NDArray[Any]:
+    """View a buffer that can be reduced as a vector.
+
     Parameters
     ----------
-    buffer : ndarray, any shape, float32 or float64, contiguous, writable
+    buffer : ndarray, any shape, contiguous, aligned
+        float32, float64, float16, bfloat16 (of ml_dtypes), int32 or int64.
+    name : str
+        For the error texts.
+    writable : bool
+        Whether it must be writable.
 
     Returns
     -------
@@ -31,14 +51,7 @@ def as_floats(buffer: object) -> NDArray[Any]:
     ValueError
         Strided, misaligned or read-only.
     """
-    array = _as_array(buffer, "buffer")
-    # Compared as dtypes, so that big-endian floats are refused too.
-    if array.dtype != np.float32 and array.dtype != np.float64:
-        raise TypeError(
-            f"buffer must be float32 or float64, got {array.dtype}; convert it with astype"
-        )
-    _check_writable(array)
-    return array.reshape(-1)
+    return _as_vector(buffer, name, DTYPES, writable)
 
 
 def as_bytes(buffer: object, name: str = "buffer", *, writable: bool = True) -> NDArray[np.uint8]:
@@ -47,7 +60,7 @@ def as_bytes(buffer: object, name: str = "buffer", *, writable: bool = True) -> 
     if array.dtype.hasobject:
         raise TypeError(f"{name} must hold plain numbers, got dtype {array.dtype}")
     if writable:
-        _check_writable(array)
+        _check_writable(array, name)
     return array.reshape(-1).view(np.uint8)
 
 
@@ -56,6 +69,19 @@ def grown(scratch: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
     if scratch.size >= nbytes:
         return scratch
     return np.empty(max(nbytes, scratch.size + scratch.size // 2), dtype=np.uint8)
+
+
+def _as_vector(
+    buffer: object, name: str, dtypes: tuple[np.dtype[Any], ...], writable: bool
+) -> NDArray[Any]:
+    array = _as_array(buffer, name)
+    # Compared as dtypes, so that big-endian numbers are refused too.
+    if array.dtype not in dtypes:
+        known = ", ".join(map(str, dtypes[:-1])) + f" or {dtypes[-1]}"
+        raise TypeError(f"{name} must be {known}, got {array.dtype}; convert it with astype")
+    if writable:
+        _check_writable(array, name)
+    return array.reshape(-1)
 
 
 def _as_array(buffer: object, name: str) -> NDArray[Any]:
@@ -71,6 +97,6 @@ def _as_array(buffer: object, name: str) -> NDArray[Any]:
     return buffer
 
 
-def _check_writable(array: NDArray[Any]) -> None:
+def _check_writable(array: NDArray[Any], name: str) -> None:
     if not array.flags.writeable:
-        raise ValueError("buffer must be writable, got a read-only array; pass a copy")
+        raise ValueError(f"{name} must be writable, got a read-only array; pass a copy")

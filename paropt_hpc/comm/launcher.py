@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from paropt_hpc.comm import native
 from paropt_hpc.comm.communicator import Communicator, SerialCommunicator
-from paropt_hpc.errors import MPIMismatchError, MPINotFoundError
+from paropt_hpc.errors import MPIMismatchError, MPINotFoundError, on_every_rank
 
 __all__ = ["abort", "launched_rank", "launched_size", "world"]
 
@@ -54,18 +54,20 @@ def world() -> Communicator:
             raise
         if size > 1:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise MPINotFoundError(
+            missing = MPINotFoundError(
                 f"{variable} says that at least {size} processes were started, but mpi4py has "
                 f"no MPI library ({reason}); install one (pip install mpich, or load your "
                 f"cluster's MPI module), or unset {variable} to run each process alone"
-            ) from error
+            )
+            raise on_every_rank(missing) from error
         return SerialCommunicator()
     if MPI.COMM_WORLD.Get_size() == 1 and size > 1:
-        raise MPIMismatchError(
+        mismatch = MPIMismatchError(
             f"{variable} says that at least {size} processes were started, but {native.library()} "
             "sees one: the launcher belongs to another MPI; use that library's own mpiexec, or "
             f"srun --mpi=pmi2 or pmix, or unset {variable} to run each process alone"
         )
+        raise on_every_rank(mismatch)
     return Communicator(MPI.COMM_WORLD)
 
 

@@ -11,6 +11,9 @@ import importlib.util
 import os
 from types import ModuleType
 
+import ml_dtypes
+import numpy as np
+
 from paropt_hpc.errors import ConfigError, MPIMismatchError
 
 __all__ = ["library", "load", "select"]
@@ -79,6 +82,7 @@ def load() -> ModuleType | None:
         MPI.Is_initialized() and not module.mpi_initialized()
     ):
         raise _mismatch(built)
+    module.set_bfloat16(np.dtype(ml_dtypes.bfloat16))
     return module
 
 
@@ -95,7 +99,8 @@ def _mismatch(built: str) -> MPIMismatchError:
     return MPIMismatchError(
         f"{_MODULE} was built with {built}, but mpi4py has loaded {library()}; rebuild with "
         "MPICXX=<mpicxx of that library> pip install --force-reinstall --no-deps --no-cache-dir "
-        "paropt-hpc, or set PAROPT_BACKEND=reference to do without the native collectives"
+        "paropt-hpc (in a clone: .), or set PAROPT_BACKEND=reference to do without the native "
+        "collectives"
     )
 
 

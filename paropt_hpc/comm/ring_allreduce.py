@@ -17,14 +17,13 @@ the same bits; it serves where the native module was not built, and as the oracl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.comm import native
-from paropt_hpc.comm.buffers import as_floats
+from paropt_hpc.comm.buffers import as_numbers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,6 +38,7 @@ MAX_COUNT = 2**31 - 1
 """The largest count given to one MPI call; MPI's own counts are C ints."""
 
 _TAG = 7301
+_PIECE = 128 * 1024  # elements of a 16-bit vector that are widened at a time, as in csrc/lane.hpp
 
 
 def ring_allreduce(
@@ -61,8 +61,9 @@ def ring_allreduce(
     ----------
     comm : mpi4py.MPI.Intracomm
         Tag 7301 is used on it.
-    buffer : ndarray, any shape, float32 or float64, contiguous, aligned, writable
-        Overwritten with the result; may be empty or shorter than the number of ranks.
+    buffer : ndarray, any shape, contiguous, aligned, writable
+        Overwritten with the result; may be empty or shorter than the number of ranks. The
+        dtypes are those of :func:`paropt_hpc.comm.buffers.as_numbers`.
     op : {"mean", "sum", "min", "max"}
         A NaN on any rank gives NaN in every one of them.
     segment_bytes : int
@@ -86,31 +87,41 @@ def ring_allreduce(
     RuntimeError
         MPI failed, or a neighbour passed another size; `buffer` is then undefined.
     """
-    flat = as_floats(buffer)
-    check_op(op)
-    segment = segment_length(flat.itemsize, segment_bytes, max_count)
+    flat = as_numbers(buffer)
+    check_op(op, flat.dtype)
+    segment_length(flat.itemsize, segment_bytes, max_count)
     check_communicator(comm)
     module = native.select(backend)
-    workspace = np.empty(workspace_length(flat.size, comm.Get_size(), segment), flat.dtype)
-    return run_ring(module, comm, flat, op, segment_bytes, max_count, workspace)
-
-
-def run_ring(
-    module: ModuleType | None,
-    comm: MPI.Intracomm,
-    flat: NDArray[Any],
-    op: str,
-    segment_bytes: int,
-    max_count: int,
-    workspace: NDArray[Any],
-) -> int:
-    """Carry out :func:`ring_allreduce` on checked arguments with the caller's workspace."""
     if module is not None:
-        return int(
-            module.ring_allreduce(comm.handle, flat, op, segment_bytes, max_count, workspace)
+        lane = module.Lane(
+            comm.handle, None, None, segment_bytes, max_count, 0.0, 1, "", background=False
         )
-    segment = segment_length(flat.itemsize, segment_bytes, max_count)
-    return _twin(comm, flat, op, segment, workspace)
+        return int(lane.allreduce("ring", flat, flat, op))
+    return run_twin(comm, flat, op, segment_bytes, max_count)
+
+
+def run_twin(
+    comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment_bytes: int, max_count: int
+) -> int:
+    """Carry out :func:`ring_allreduce` without the native module, on checked arguments."""
+    if comm.Get_size() == 1:
+        return 0
+    wide = np.dtype(np.float32) if flat.itemsize == 2 else flat.dtype
+    segment = segment_length(wide.itemsize, segment_bytes, max_count)
+    step = _PIECE if flat.itemsize == 2 else max(1, flat.size)
+    workspace = np.empty(workspace_length(min(step, flat.size), comm.Get_size(), segment), wide)
+    sent = 0
+    for begin in range(0, flat.size, step):
+        own = flat[begin : begin + step]
+        if own.dtype == wide:
+            sent += _twin(comm, own, op, segment, workspace)
+        else:
+            # Rounded once, at the end, and not at every hop.
+            piece = own.astype(wide)
+            sent += _twin(comm, piece, op, segment, workspace)
+            with np.errstate(all="ignore"):
+                own[:] = piece
+    return sent
 
 
 def ring_volume(n: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
@@ -137,10 +148,14 @@ def ring_volume(n: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
     return (2 * n - own - right) * itemsize, (2 * n - own - left) * itemsize
 
 
-def check_op(op: str) -> None:
-    """Raise ValueError unless `op` is one of OPS."""
+def check_op(op: str, dtype: np.dtype[Any]) -> None:
+    """Raise ValueError unless `op` is one of OPS, TypeError for a mean of integers."""
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
+    if op == "mean" and dtype.kind == "i":
+        raise TypeError(
+            f"op 'mean' needs floats, got {dtype}; take the sum, or convert with astype"
+        )
 
 
 def check_communicator(comm: MPI.Intracomm) -> None:
@@ -205,9 +220,7 @@ def _twin(
     comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment: int, workspace: NDArray[Any]
 ) -> int:
     size = comm.Get_size()
-    if size == 1 or flat.size == 0:
-        return 0
-    half = workspace.size // 2
+    half = min(segment, chunk_begin(flat.size, size, 1))
 
     def slot(item: Item) -> NDArray[Any]:
         begin = item.number % 2 * half

@@ -12,16 +12,26 @@ allgather_bytes   P-1 times the own message and its       the other ranks' messa
 gather_scalars    8 (P-1)                                 8 (P-1)
 together          8 (P-1)                                 8 (P-1)
 broadcast         (P-1) n on the root, else 0             n, but 0 on the root
+neighbor_…        n for every target                      n of every source
+sparse_allreduce  what its scheme sends, lengths and        the same
+                  samples included; a dense one counts
+                  as the all-reduce that it is
 ================  ======================================  =================================
 
-With ``algorithm="mpi"`` the library picks its own algorithm; the optimal volume is counted, which
-is a lower bound on what it sends. With one rank calls are counted and all bytes are 0.
+With ``algorithm="mpi"`` the library picks its own algorithm, and inside a node no message is
+sent at all: for both the optimal volume is counted. Ring, recursive doubling and hierarchical
+count what they have sent. With one rank calls are counted and all bytes are 0.
+
+``waiting`` are the seconds, of those counted, in which this rank had nothing to do but wait for
+another one; inside the library's own collectives that is not known apart, and all of it counts.
 """
 
+import math
+import warnings
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-__all__ = ["OperationTraffic", "Traffic"]
+__all__ = ["OperationTraffic", "StepTimes", "Traffic"]
 
 
 @dataclass
@@ -32,6 +42,30 @@ class OperationTraffic:
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds: float = 0.0  # from call to return: waiting for the other ranks included
+    waiting: float = 0.0  # of these, seconds in which there was nothing to do
+
+
+@dataclass
+class StepTimes:
+    """Mean and spread of the seconds of communication per step (Welford's recurrence)."""
+
+    steps: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared distances from the mean
+
+    def add(self, seconds: float) -> None:
+        """Count one step."""
+        self.steps += 1
+        distance = seconds - self.mean
+        self.mean += distance / self.steps
+        self.squares += distance * (seconds - self.mean)
+
+    @property
+    def jitter(self) -> float:
+        """Standard deviation over mean; 0 where fewer than two steps or no seconds were."""
+        if self.steps < 2 or self.mean <= 0:
+            return 0.0
+        return math.sqrt(self.squares / self.steps) / self.mean
 
 
 @dataclass
@@ -42,10 +76,22 @@ class Traffic:
         default_factory=lambda: defaultdict(OperationTraffic)
     )
 
-    def record(self, operation: str, sent: int, received: int, seconds: float) -> None:
-        """Count one call."""
+    step_times: StepTimes = field(default_factory=StepTimes)
+    _seconds_at_step: float = 0.0
+
+    def record(
+        self,
+        operation: str,
+        sent: int,
+        received: int,
+        seconds: float,
+        waiting: float = 0.0,
+        calls: int = 1,
+    ) -> None:
+        """Count one call, or `calls` of them together."""
         counter = self.operations[operation]
-        counter.calls += 1
+        counter.calls += calls
+        counter.waiting += waiting
         counter.bytes_sent += sent
         counter.bytes_received += received
         counter.seconds += seconds
@@ -74,6 +120,45 @@ class Traffic:
         """Seconds spent in collectives, waiting included."""
         return sum(counter.seconds for counter in self.operations.values())
 
+    @property
+    def waiting(self) -> float:
+        """Seconds, of those in collectives, in which there was nothing to do but wait."""
+        return sum(counter.waiting for counter in self.operations.values())
+
+    def end_step(self) -> None:
+        """Say that a training step has ended: its communication time joins `step_times`."""
+        seconds = self.seconds
+        self.step_times.add(seconds - self._seconds_at_step)
+        self._seconds_at_step = seconds
+
+    @property
+    def jitter(self) -> float:
+        """Standard deviation over mean of the communication time per step."""
+        return self.step_times.jitter
+
+    def warn_of_jitter(self, limit: float = 0.3) -> bool:
+        """Warn if the communication time varies by more than `limit`; return whether it did.
+
+        Warns
+        -----
+        RuntimeWarning
+            With the figures and where to look first. Not before ten steps.
+        """
+        times = self.step_times
+        if times.steps < 10 or times.jitter <= limit:
+            return False
+        warnings.warn(
+            f"the communication time per step varies by {100 * times.jitter:.0f} % "
+            f"(standard deviation over mean, {times.steps} steps of {times.mean:.3g} s): above "
+            f"{100 * limit:.0f} % look at the links first (error counters, speed and duplex of "
+            "each port), then at other jobs on the nodes",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return True
+
     def reset(self) -> None:
         """Set every counter back to zero."""
         self.operations.clear()
+        self.step_times = StepTimes()
+        self._seconds_at_step = 0.0

@@ -1,10 +1,12 @@
 """Which implementation of the kernels runs: native code, or its NumPy twin.
 
-Environment
------------
-PAROPT_BACKEND : ``native`` or ``reference`` forces one; unset takes native code where it was built.
-PAROPT_ISA : ``baseline``, ``avx2`` or ``avx512`` forces the instruction set of the native code;
-    unset takes the best that the processor has. Read once, at the first kernel call.
+Two variables of the environment decide:
+
+``PAROPT_BACKEND``
+    ``native`` or ``reference`` forces one; unset takes native code where it was built.
+``PAROPT_ISA``
+    ``baseline``, ``avx2`` or ``avx512`` forces the instruction set of the native code; unset
+    takes the best that the processor has. Read once, at the first kernel call.
 """
 
 import functools

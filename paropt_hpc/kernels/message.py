@@ -163,18 +163,31 @@ def header(data: Any) -> Header:
     return Header(version, Codec(codec), ValueType(value_type), *rest)
 
 
-def decode(data: Any) -> Decoded:
-    """Decode a message (bytes-like or ndarray of uint8) into new arrays.
+def decode(data: Any, out: tuple[NDArray[Any], NDArray[Any]] | None = None) -> Decoded:
+    """Decode a message.
+
+    Parameters
+    ----------
+    data : bytes-like or ndarray of uint8
+        Not trusted.
+    out : (indices, values), optional
+        Arrays to write to, of at least k entries and the dtypes of the result, which then holds
+        views of their first k; undefined after an error. Default: new ones.
 
     Raises
     ------
     MessageError
         If the bytes are not exactly one valid message.
+    TypeError, ValueError
+        If `out` does not fit, overlaps `data`, or is strided, misaligned or read-only.
     """
     data = to_bytes("data", data)
     head = header(data)
-    indices = np.empty(head.k, index_dtype(head.n))
-    values = np.empty(head.k, head.dtype)
+    if out is None:
+        out = np.empty(head.k, index_dtype(head.n)), np.empty(head.k, head.dtype)
+    else:
+        _check_out(out, head, data)
+    indices, values = (array[: head.k] for array in out)
     implementation().decode_message(data, indices, values)
     return Decoded(indices, values, head.n)
 
@@ -204,3 +217,15 @@ def decode_add(data: Any, dense: NDArray[Any], scale: float = 1) -> None:
     check_array("dense", dense, FLOATS, writable=True)
     check_separate("dense", dense, "data", data)
     implementation().decode_add_message(data, dense, float(scale))
+
+
+def _check_out(
+    out: tuple[NDArray[Any], NDArray[Any]], head: Header, data: NDArray[np.uint8]
+) -> None:
+    dtypes = (index_dtype(head.n), head.dtype)
+    for name, array, dtype in zip(("out indices", "out values"), out, dtypes, strict=True):
+        check_array(name, array, (dtype,), writable=True)
+        if array.size < head.k:
+            raise ValueError(f"{name} must have at least {head.k} entries, got {array.size}")
+        check_separate(name, array, "data", data)
+    check_separate("out indices", out[0], "out values", out[1])

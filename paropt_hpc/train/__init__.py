@@ -2,28 +2,51 @@
 
 from paropt_hpc.train.config import Config, load_config
 from paropt_hpc.train.data import Dataset, load_dataset
+from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
+from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.loop import Summary, Trainer, train
 from paropt_hpc.train.models import MLP, Batch, Softmax
-from paropt_hpc.train.optimizers import SGD
+from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.run_folder import read_summary
 from paropt_hpc.train.samplers import Shard, ShardedSampler
-from paropt_hpc.train.schedules import LinearScaling
+from paropt_hpc.train.schedules import (
+    Cosine,
+    Exponential,
+    LinearScaling,
+    Polynomial,
+    StepDecay,
+    WarmRestarts,
+)
 from paropt_hpc.train.strategies import AllReduce, Strategy
 
 __all__ = [
+    "LAMB",
+    "LARS",
     "MLP",
     "SGD",
+    "Adam",
+    "AdamW",
     "AllReduce",
     "Batch",
+    "ChocoGossip",
     "Config",
+    "Cosine",
     "Dataset",
+    "Exponential",
+    "Gossip",
     "LinearScaling",
+    "LocalSGD",
+    "Optimizer",
+    "Polynomial",
+    "PushSum",
     "Shard",
     "ShardedSampler",
     "Softmax",
+    "StepDecay",
     "Strategy",
     "Summary",
     "Trainer",
+    "WarmRestarts",
     "load_config",
     "load_dataset",
     "read_summary",

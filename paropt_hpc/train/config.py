@@ -17,6 +17,7 @@ from paropt_hpc.errors import ConfigError
 __all__ = ["Config", "load_config", "to_toml"]
 
 Positive = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -70,26 +71,49 @@ class TrainConfig(Section):
 
     epochs: Positive = 10
     batch: Positive = 64  # samples in a step over all ranks
+    accumulate: Positive = 1  # steps whose mean gradient makes one update
+    optimizer: Literal["sgd", "lars", "adam", "adamw", "lamb"] = "sgd"
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     base_batch: Positive | None = None  # batch that lr is meant for; lr * batch / base_batch
     warmup_epochs: NotNegative = 0.0
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    nesterov: bool = False
+    schedule: Literal["constant", "step", "exponential", "polynomial", "cosine", "restarts"] = (
+        "constant"
+    )
+    schedule_epochs: PositiveFloat | None = None  # period or length; by default the whole run
+    schedule_factor: PositiveFloat = 0.1  # of step and exponential, per period
+    lr_end: NotNegative = 0.0  # of polynomial, cosine and restarts
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # sgd and lars
+    nesterov: bool = False  # sgd
     weight_decay: NotNegative = 0.0
+    clip_norm: PositiveFloat | None = None  # longest mean gradient
 
 
 class StrategyConfig(Section):
     """How ranks keep their parameters together."""
 
-    name: Literal["allreduce"] = "allreduce"
+    name: Literal["allreduce", "localsgd", "gossip", "push-sum", "choco"] = "allreduce"
     algorithm: Literal["ring", "mpi"] = "ring"  # of the dense all-reduce
+    sparse_scheme: Literal["auto", "allgather", "split", "reselect", "dense"] = "auto"
+    period: Positive = 8  # localsgd: steps in the first round
+    growth: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0  # localsgd: of rounds
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # localsgd
+    outer_lr: PositiveFloat = 1.0  # localsgd
+    topology: Literal[
+        "ring", "torus", "hypercube", "exponential", "one-peer-exponential", "star", "complete"
+    ] = "ring"  # gossip, push-sum, choco
+    order: Literal["adapt-then-combine", "combine-then-adapt"] = "adapt-then-combine"  # gossip
+    tracking: bool = False  # gossip: track the mean gradient
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.4  # choco: how far to move
 
 
 class CompressConfig(Section):
-    """How gradients are shrunk before they are sent."""
+    """How gradients (allreduce) or differences (choco) are shrunk before they are sent."""
 
     method: Literal["none", "topk"] = "none"
     density: Annotated[float, Field(gt=0, le=1)] = 0.01  # share of the entries that is sent
+    warmup_epochs: NotNegative = 0.0  # until the density has fallen to its value
+    momentum_correction: bool = False  # collect train.momentum before compression (sgd)
+    clip_norm: PositiveFloat | None = None  # longest gradient of one rank
 
 
 class Config(Section):
@@ -101,6 +125,33 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     strategy: StrategyConfig = StrategyConfig()
     compress: CompressConfig = CompressConfig()
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "Config":
+        name, compressed = self.strategy.name, self.compress.method != "none"
+        if name == "choco" and not compressed:
+            raise ValueError("strategy.name = 'choco' needs compress.method = 'topk'")
+        if name not in ("allreduce", "choco") and compressed:
+            raise ValueError(
+                f"compress.method works with strategy.name 'allreduce' or 'choco', got {name!r}; "
+                "set compress.method = 'none'"
+            )
+        if name != "allreduce" and (self.train.accumulate > 1 or self.train.clip_norm is not None):
+            raise ValueError(
+                f"train.accumulate and train.clip_norm work with strategy.name 'allreduce', "
+                f"got {name!r}"
+            )
+        if self.compress.momentum_correction and (
+            self.train.optimizer != "sgd"
+            or self.train.nesterov
+            or not compressed
+            or name != "allreduce"
+        ):
+            raise ValueError(
+                "compress.momentum_correction needs strategy.name = 'allreduce', "
+                "train.optimizer = 'sgd', train.nesterov = false and compress.method = 'topk'"
+            )
+        return self
 
 
 def load_config(path: Path, assignments: Iterable[str] = ()) -> Config:

@@ -10,16 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.compress import TopK
 from paropt_hpc.errors import DivergenceError, on_every_rank
+from paropt_hpc.train.build import build_model, build_strategy
 from paropt_hpc.train.config import Config
-from paropt_hpc.train.data import Dataset, load_dataset
-from paropt_hpc.train.models import MLP, Batch, Softmax
-from paropt_hpc.train.optimizers import SGD
+from paropt_hpc.train.data import load_dataset
+from paropt_hpc.train.models import Batch
 from paropt_hpc.train.run_folder import RunFolder
 from paropt_hpc.train.samplers import Shard, ShardedSampler
-from paropt_hpc.train.schedules import LinearScaling
-from paropt_hpc.train.strategies import AllReduce, Strategy
 
 __all__ = ["Summary", "Trainer", "train"]
 
@@ -82,13 +79,11 @@ class Trainer:
         self.sampler = ShardedSampler(
             len(self.data.train.y), settings.batch, comm.rank, comm.size, config.run.seed
         )
-        self.model = _model(config, self.data)
+        self.model = build_model(config, self.data)
         self.params = self.model.init(config.run.seed, config.model.dtype)
         self.gradient = np.empty_like(self.params)
-        self.optimizer = _optimizer(config, self.sampler.steps_per_epoch)
-        compressor = TopK(config.compress.density) if config.compress.method == "topk" else None
-        self.strategy: Strategy = AllReduce(
-            comm, self.optimizer, compressor, config.strategy.algorithm
+        self.strategy = build_strategy(
+            config, comm, self.model.layers, self.sampler.steps_per_epoch
         )
         self.folder = None
         if comm.rank == 0 and config.run.dir is not None:
@@ -104,6 +99,7 @@ class Trainer:
             with meter, np.errstate(over="ignore", invalid="ignore"):
                 for shard in self.sampler.epoch(epoch):
                     meter.tick(self.step(shard, meter.steps, epoch))
+                self.strategy.end_epoch(self.params)
             self._record(epoch, meter)
         self.strategy.finish(self.params)
         return self._summarise(meter)
@@ -115,20 +111,17 @@ class Trainer:
         loss, gradient = self.model.loss_and_grad(self.params, batch, out=self.gradient)
         losses = self.comm.gather_scalars(loss * len(batch.y) / shard.batch)
         _check_finite(losses, f"at step {number + 1} (epoch {epoch + 1})")
-        # The strategy averages over ranks: in an incomplete batch a rank weighs by its samples.
-        weight = len(batch.y) * self.comm.size / shard.batch
-        if weight != 1:
-            gradient *= weight
-        self.strategy.step(self.params, gradient)
+        self.strategy.step(self.params, gradient, (len(batch.y), shard.batch))
         return float(losses.sum())
 
     def evaluate(self, data: Batch) -> tuple[float, float]:
         """Return mean loss and accuracy over `data`, each rank taking a part; collective."""
+        params = self.strategy.consensus(self.params)
         part = np.array_split(np.arange(len(data.y)), self.comm.size)[self.comm.rank]
         total = np.zeros(2)
         for first in range(0, part.size, 1024):  # bounded memory for any size
             rows = slice(part[first], part[min(first + 1024, part.size) - 1] + 1)
-            total += self.model.evaluate(self.params, Batch(data.x[rows], data.y[rows]))
+            total += self.model.evaluate(params, Batch(data.x[rows], data.y[rows]))
         losses, correct = (self.comm.gather_scalars(value) for value in total)
         _check_finite(losses, "in the evaluation after an epoch")
         count = max(1, len(data.y))
@@ -136,6 +129,7 @@ class Trainer:
 
     def _record(self, epoch: int, meter: "_Meter") -> None:
         _, accuracy = self.evaluate(self.data.test)
+        said = self.strategy.metrics(self.params)
         if self.folder is not None:
             self.folder.add_metrics(
                 {
@@ -143,10 +137,11 @@ class Trainer:
                     "step": meter.steps,
                     "loss": meter.epoch_loss(),
                     "test_accuracy": accuracy,
-                    "lr": self.optimizer.lr,
+                    "lr": self.strategy.optimizer.lr,
                     "wall_s": meter.wall_s,
                     "comm_s": meter.comm_s,
                     "bytes_sent": meter.bytes_sent,
+                    **said,
                 }
             )
 
@@ -206,22 +201,6 @@ class _Meter:
     def epoch_loss(self) -> float:
         """Return the mean loss of the steps of the last epoch."""
         return float(np.mean(self._losses))
-
-
-def _model(config: Config, data: Dataset) -> MLP:
-    if config.model.name == "softmax":
-        return Softmax(data.features, data.classes)
-    return MLP(data.features, config.model.hidden, data.classes)
-
-
-def _optimizer(config: Config, steps_per_epoch: int) -> SGD:
-    settings = config.train
-    schedule = LinearScaling(
-        settings.lr,
-        factor=settings.batch / (settings.base_batch or settings.batch),
-        warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
-    )
-    return SGD(schedule, settings.momentum, settings.nesterov, settings.weight_decay)
 
 
 def _check_finite(losses: NDArray[Any], when: str) -> None:

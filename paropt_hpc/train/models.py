@@ -39,6 +39,8 @@ class MLP:
     ----------
     size : int
         Number of parameters: all weights and biases, layer by layer.
+    layers : list of slice
+        Where each layer's weights, and each layer's biases, lie in the vector.
     """
 
     def __init__(self, features: int, hidden: Sequence[int], classes: int) -> None:
@@ -46,7 +48,10 @@ class MLP:
         if min(self.widths) < 1:
             raise ConfigError(f"every layer must have at least 1 unit, got widths {self.widths}")
         self._shapes = list(zip(self.widths, self.widths[1:], strict=False))
-        self.size = sum((inputs + 1) * outputs for inputs, outputs in self._shapes)
+        counts = [count for rows, columns in self._shapes for count in (rows * columns, columns)]
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        self.layers = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        self.size = ends[-1]
 
     def init(self, seed: int, dtype: np.dtype[Any] | str = "float32") -> NDArray[Any]:
         """Draw initial parameters, shape (size,): He-normal weights, zero biases.
@@ -107,14 +112,11 @@ class MLP:
 
     def _layers(self, vector: Array) -> list[tuple[Array, Array]]:
         """Return (weights, bias) views of a parameter or gradient vector, layer by layer."""
-        layers = []
-        first = 0
-        for inputs, outputs in self._shapes:
-            middle = first + inputs * outputs
-            last = middle + outputs
-            layers.append((vector[first:middle].reshape(inputs, outputs), vector[middle:last]))
-            first = last
-        return layers
+        weights, biases = self.layers[::2], self.layers[1::2]
+        return [
+            (vector[w].reshape(shape), vector[b])
+            for w, b, shape in zip(weights, biases, self._shapes, strict=True)
+        ]
 
     def _forward(self, xp: Any, params: Array, x: Array) -> tuple[list[Array], Array]:
         activations = [x]

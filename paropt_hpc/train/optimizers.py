@@ -1,15 +1,84 @@
-"""Optimizers: a gradient becomes a change of the parameters, in place."""
+"""Optimizers: a gradient becomes a change of the parameters, in place.
 
-from collections.abc import Callable
+All work on flat vectors, allocate their state at the first update, and overwrite the
+gradient, which serves as work space.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.train.arrays import Array, namespace
 
-__all__ = ["SGD"]
+__all__ = ["LAMB", "LARS", "SGD", "Adam", "AdamW", "Optimizer"]
+
+Rate = float | Callable[[int], float]
 
 
-class SGD:
+class Optimizer(ABC):
+    """What a strategy asks of an optimizer.
+
+    Parameters
+    ----------
+    lr : float or callable
+        The rate, or a schedule ``step -> rate``.
+    weight_decay : float
+        At least 0; what it means is the optimizer's own.
+
+    Attributes
+    ----------
+    steps : int
+        Updates so far.
+    """
+
+    def __init__(self, lr: Rate, weight_decay: float = 0.0) -> None:
+        if weight_decay < 0.0:
+            raise ConfigError(f"weight_decay must be at least 0, got {weight_decay}")
+        self._rate = lr if callable(lr) else lambda step: lr
+        self.weight_decay = weight_decay
+        self.steps = 0
+        self._state: dict[str, Array] = {}
+
+    @property
+    def lr(self) -> float:
+        """The rate of the next update."""
+        return self._rate(self.steps)
+
+    def update(self, params: Array, gradient: Array) -> None:
+        """Change `params` in place; `gradient` serves as work space and is overwritten."""
+        self._apply(namespace(params), params, gradient)
+        self.steps += 1
+
+    @abstractmethod
+    def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
+        """Change `params` by one step."""
+
+    def _add_decay(self, xp: Any, params: Array, gradient: Array) -> None:
+        """Add the decayed parameters to a gradient or direction, in place."""
+        if self.weight_decay:
+            scratch = self._buffer(xp, "scratch", params)[: params.size]
+            xp.multiply(params, self.weight_decay, out=scratch)
+            gradient += scratch
+
+    def _buffer(self, xp: Any, name: str, like: Array) -> Array:
+        """Return a vector that lives as long as the optimizer; zero at first."""
+        if name not in self._state:
+            self._state[name] = xp.zeros_like(like)
+        return self._state[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a later `load_state_dict` needs to go on exactly (a copy)."""
+        vectors = {name: v.copy() for name, v in self._state.items() if name != "scratch"}
+        return {"steps": self.steps, **vectors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state (a copy)."""
+        self.steps = int(state["steps"])
+        self._state = {name: v.copy() for name, v in state.items() if name != "steps"}
+
+
+class SGD(Optimizer):
     r"""Stochastic gradient descent with momentum, Nesterov's step and weight decay.
 
     With rate :math:`\eta`, momentum :math:`\mu`, decay :math:`\lambda`::
@@ -37,62 +106,198 @@ class SGD:
     """
 
     def __init__(
-        self,
-        lr: float | Callable[[int], float],
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
+        self, lr: Rate, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
     ) -> None:
+        super().__init__(lr, weight_decay)
         if not 0.0 <= momentum < 1.0:
             raise ConfigError(f"momentum must be in [0, 1), got {momentum}")
-        if weight_decay < 0.0:
-            raise ConfigError(f"weight_decay must be at least 0, got {weight_decay}")
         if nesterov and momentum == 0.0:
             raise ConfigError("nesterov needs momentum above 0, got 0; set momentum to 0.9")
-        self._rate = lr if callable(lr) else lambda step: lr
         self.momentum = momentum
         self.nesterov = nesterov
-        self.weight_decay = weight_decay
-        self.steps = 0
-        self._velocity: Array | None = None
-        self._scratch: Array | None = None
 
-    @property
-    def lr(self) -> float:
-        """The rate of the next update."""
-        return self._rate(self.steps)
-
-    def update(self, params: Array, gradient: Array) -> None:
-        """Change `params` in place; `gradient` serves as work space and is overwritten."""
-        xp = namespace(params)
-        if self._scratch is None:
-            self._scratch = xp.empty_like(params)
-        if self.weight_decay:
-            xp.multiply(params, self.weight_decay, out=self._scratch)
-            gradient += self._scratch
+    def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
+        self._prepare(xp, params, gradient)
         direction = self._with_momentum(xp, gradient) if self.momentum else gradient
-        xp.multiply(direction, self.lr, out=self._scratch)
-        params -= self._scratch
-        self.steps += 1
+        scratch = self._buffer(xp, "scratch", params)
+        xp.multiply(direction, self.lr, out=scratch)
+        params -= scratch
+
+    def _prepare(self, xp: Any, params: Array, gradient: Array) -> None:
+        """Turn the gradient of the loss into that which the momentum collects."""
+        self._add_decay(xp, params, gradient)
 
     def _with_momentum(self, xp: Any, gradient: Array) -> Array:
-        if self._velocity is None:
-            self._velocity = xp.zeros_like(gradient)
-        self._velocity *= self.momentum
-        self._velocity += gradient
+        velocity = self._buffer(xp, "velocity", gradient)
+        velocity *= self.momentum
+        velocity += gradient
         if not self.nesterov:
-            return self._velocity
-        xp.multiply(self._velocity, self.momentum, out=self._scratch)
-        gradient += self._scratch
+            return velocity
+        scratch = self._buffer(xp, "scratch", gradient)
+        xp.multiply(velocity, self.momentum, out=scratch)
+        gradient += scratch
         return gradient
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a later `load_state_dict` needs to go on exactly (a copy)."""
-        velocity = None if self._velocity is None else self._velocity.copy()
-        return {"steps": self.steps, "velocity": velocity}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state (a copy)."""
-        self.steps = state["steps"]
-        velocity = state["velocity"]
-        self._velocity = None if velocity is None else velocity.copy()
+class LARS(SGD):
+    r"""SGD with momentum and one rate per layer, for large batches.
+
+    A layer's gradient (weight decay included) is scaled by
+    :math:`\phi \lVert w \rVert / (\lVert g \rVert + \lambda \lVert w \rVert)` before the
+    momentum [1]_, equation 6; layers whose norms are zero keep the factor 1.
+
+    Parameters
+    ----------
+    lr, momentum, weight_decay
+        As in `SGD`.
+    layers : sequence of slice
+        Where each layer lies in the parameters; see ``MLP.layers``.
+    trust : float
+        :math:`\phi`, the trust coefficient.
+
+    References
+    ----------
+    .. [1] Y. You, I. Gitman, B. Ginsburg, "Large batch training of convolutional networks",
+       2017, equation 6 and algorithm 1.
+    """
+
+    def __init__(
+        self,
+        lr: Rate,
+        layers: Sequence[slice],
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+    ) -> None:
+        super().__init__(lr, momentum, weight_decay=weight_decay)
+        self.layers = list(layers)
+        self.trust = trust
+
+    def _prepare(self, xp: Any, params: Array, gradient: Array) -> None:
+        self._buffer(xp, "scratch", params)  # whole, before a layer asks for its part
+        for layer in self.layers:
+            size, slope = _norm(xp, params[layer]), _norm(xp, gradient[layer])
+            self._add_decay(xp, params[layer], gradient[layer])
+            if size > 0 and slope > 0:
+                gradient[layer] *= self.trust * size / (slope + self.weight_decay * size)
+
+
+class Adam(Optimizer):
+    r"""Adaptive moments [1]_, algorithm 1; weight decay is added to the gradient.
+
+    Parameters
+    ----------
+    lr : float or callable
+        The rate, or a schedule ``step -> rate``.
+    betas : (float, float)
+        Decay of the first and second moment, each in [0, 1).
+    eps : float
+        Added to the root of the second moment.
+    weight_decay : float
+        At least 0.
+
+    References
+    ----------
+    .. [1] D. Kingma, J. Ba, "Adam: a method for stochastic optimization", ICLR 2015.
+    """
+
+    def __init__(
+        self,
+        lr: Rate,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(lr, weight_decay)
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ConfigError(f"betas must be in [0, 1), got {betas}")
+        self.betas = betas
+        self.eps = eps
+
+    def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
+        self._add_decay(xp, params, gradient)
+        self._direction(xp, gradient)
+        gradient *= self.lr
+        params -= gradient
+
+    def _direction(self, xp: Any, gradient: Array) -> None:
+        """Replace the gradient by the bias-corrected ratio of its moments."""
+        first = self._buffer(xp, "first", gradient)
+        second = self._buffer(xp, "second", gradient)
+        scratch = self._buffer(xp, "scratch", gradient)
+        beta1, beta2 = self.betas
+        step = self.steps + 1
+        xp.multiply(gradient, 1 - beta1, out=scratch)
+        first *= beta1
+        first += scratch
+        xp.multiply(gradient, gradient, out=scratch)
+        scratch *= 1 - beta2
+        second *= beta2
+        second += scratch
+        xp.sqrt(second, out=scratch)
+        scratch /= (1 - beta2**step) ** 0.5
+        scratch += self.eps
+        xp.divide(first, scratch, out=gradient)
+        gradient /= 1 - beta1**step
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay: ``p <- p - lr * (direction + decay * p)``.
+
+    References
+    ----------
+    .. [1] I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019,
+       algorithm 2.
+    """
+
+    def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
+        self._direction(xp, gradient)
+        self._add_decay(xp, params, gradient)
+        gradient *= self.lr
+        params -= gradient
+
+
+class LAMB(AdamW):
+    r"""AdamW whose step in every layer is as long as the layer's weights, for large batches.
+
+    A layer's direction u, weight decay included, is scaled by
+    :math:`\lVert w \rVert / \lVert u \rVert`; layers whose norms are zero keep the factor 1.
+
+    Parameters
+    ----------
+    lr, betas, eps, weight_decay
+        As in `AdamW`.
+    layers : sequence of slice
+        Where each layer lies in the parameters; see ``MLP.layers``.
+
+    References
+    ----------
+    .. [1] Y. You et al., "Large batch optimization for deep learning: training BERT in 76
+       minutes", ICLR 2020, algorithm 2.
+    """
+
+    def __init__(
+        self,
+        lr: Rate,
+        layers: Sequence[slice],
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(lr, betas, eps, weight_decay)
+        self.layers = list(layers)
+
+    def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
+        self._direction(xp, gradient)
+        self._add_decay(xp, params, gradient)
+        for layer in self.layers:
+            size, length = _norm(xp, params[layer]), _norm(xp, gradient[layer])
+            if size > 0 and length > 0:
+                gradient[layer] *= size / length
+        gradient *= self.lr
+        params -= gradient
+
+
+def _norm(xp: Any, vector: Array) -> float:
+    """Return the Euclidean norm, as a Python float so that it keeps no dtype."""
+    return float(xp.linalg.norm(vector))

@@ -1,5 +1,6 @@
 """What every MPI test needs; all ranks run the same tests in the same order."""
 
+import io
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,21 @@ hypothesis.settings.register_profile(
     "ranks", derandomize=True, database=None, deadline=None, max_examples=25
 )
 hypothesis.settings.load_profile("ranks")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let rank 0 speak for all; the others are heard when they have failed."""
+    if MPI.COMM_WORLD.Get_rank() > 0:
+        config.get_terminal_writer()._file = io.StringIO()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
+    yield
+    kept = session.config.get_terminal_writer()._file
+    if isinstance(kept, io.StringIO) and exitstatus:
+        print(f"rank {MPI.COMM_WORLD.Get_rank()}:\n{kept.getvalue()}", flush=True)
 
 
 @pytest.fixture

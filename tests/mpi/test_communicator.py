@@ -7,7 +7,6 @@ import pytest
 from mpi4py import MPI
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.comm.ring_allreduce import OPS
 from paropt_hpc.errors import ConfigError, DataError, DivergenceError
 
 pytestmark = pytest.mark.mpi
@@ -34,40 +33,16 @@ def test_knows_its_place(world, comm):
     assert (comm.node_rank, comm.node_size) == (world.rank, world.size)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "mpi"])
-@pytest.mark.parametrize("op", OPS)
-def test_allreduce(comm, everywhere, op, algorithm):
-    parts = np.arange(comm.size * 101, dtype=np.float32).reshape(comm.size, 101) % 17
-    buffer = parts[comm.rank].copy()
-    comm.allreduce(buffer, op, algorithm)
-    want = {"sum": np.sum, "mean": np.mean, "min": np.min, "max": np.max}[op](parts, axis=0)
-    everywhere([] if np.allclose(buffer, want, rtol=1e-6) else [f"wrong {op}"])
-
-
-@pytest.mark.parametrize("algorithm", ["ring", "mpi"])
-def test_allreduce_in_pieces(world, everywhere, algorithm):
-    with Communicator(world, max_count=7, segment_bytes=1024) as comm:
-        buffer = np.arange(100.0) * (comm.rank + 1)
-        comm.allreduce(buffer, "sum", algorithm)
-    want = np.arange(100.0) * sum(range(1, world.size + 1))
-    everywhere([] if np.array_equal(buffer, want) else ["wrong sum"])
-
-
 def test_allreduce_refuses_bad_arguments(comm):
-    with pytest.raises(ValueError, match="algorithm must be one of ring, mpi, got 'tree'"):
+    with pytest.raises(ValueError, match=r"algorithm must be one of auto, .*, got 'tree'"):
         comm.allreduce(np.zeros(3), algorithm="tree")
     with pytest.raises(ValueError, match="op must be one of"):
         comm.allreduce(np.zeros(3), "product")
-    with pytest.raises(TypeError, match="float32 or float64"):
+    with pytest.raises(TypeError, match="int32 or int64, got int16"):
+        comm.allreduce(np.zeros(3, dtype=np.int16))
+    with pytest.raises(TypeError, match="op 'mean' needs floats, got int64"):
         comm.allreduce(np.zeros(3, dtype=np.int64))
     assert comm.traffic.calls == 0
-
-
-def test_allreduce_reuses_its_workspace(comm):
-    comm.allreduce(np.zeros(1000))
-    workspace = comm._workspace
-    comm.allreduce(np.zeros(999, dtype=np.float32))
-    assert comm._workspace is workspace
 
 
 @pytest.mark.parametrize("max_count", [2**31 - 1, 10])

@@ -173,8 +173,8 @@ def read_only(n):
     ("buffer", "error", "text"),
     [
         ([1.0, 2.0], TypeError, "numpy.ndarray, got list"),
-        (np.zeros(4, dtype=np.int32), TypeError, "float32 or float64, got int32"),
-        (np.zeros(4, dtype=">f4"), TypeError, "float32 or float64, got >f4"),
+        (np.zeros(4, dtype=np.int16), TypeError, "int32 or int64, got int16"),
+        (np.zeros(4, dtype=">f4"), TypeError, "int32 or int64, got >f4"),
         (np.zeros(8, dtype=np.float32)[::2], ValueError, "contiguous"),
         (np.zeros((4, 4)).T[:2], ValueError, "contiguous"),
         (read_only(4), ValueError, "read-only"),

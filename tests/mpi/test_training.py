@@ -6,7 +6,16 @@ import pytest
 from paropt_hpc.comm import Communicator
 from paropt_hpc.compress import TopK
 from paropt_hpc.errors import ConfigError, DivergenceError
-from paropt_hpc.train import MLP, SGD, AllReduce, Batch, Config, ShardedSampler, train
+from paropt_hpc.train import (
+    MLP,
+    SGD,
+    AllReduce,
+    Batch,
+    Config,
+    LocalSGD,
+    ShardedSampler,
+    train,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -44,16 +53,20 @@ def plain_sgd(dtype="float64", epochs=3):
 
 
 def distributed(comm, compressor=None, dtype="float64", algorithm="ring", epochs=3):
-    data, params = samples(dtype), MODEL.init(comm.rank, dtype)
     strategy = AllReduce(comm, optimizer(), compressor, algorithm)
+    return trained_by(strategy, comm, dtype, epochs)
+
+
+def trained_by(strategy, comm, dtype="float64", epochs=3):
+    data, params = samples(dtype), MODEL.init(comm.rank, dtype)
     strategy.start(params)
     sampler = ShardedSampler(SAMPLES, BATCH, comm.rank, comm.size, 5)
     for epoch in range(epochs):
         for shard in sampler.epoch(epoch):
             batch = Batch(data.x[shard.indices], data.y[shard.indices])
             _, gradient = MODEL.loss_and_grad(params, batch)
-            gradient *= len(batch.y) * comm.size / shard.batch
-            strategy.step(params, gradient)
+            strategy.step(params, gradient, (len(batch.y), shard.batch))
+        strategy.end_epoch(params)
     strategy.finish(params)
     return params
 
@@ -91,13 +104,24 @@ def test_topk_of_density_one_equals_dense(comm):
     assert equal_on_all_ranks(comm, params)
 
 
-def test_topk_keeps_ranks_equal_and_learns(comm):
-    params = distributed(comm, TopK(0.05), dtype="float32", epochs=10)
+@pytest.mark.parametrize("scheme", ["auto", "allgather", "split", "reselect", "dense"])
+def test_topk_keeps_ranks_equal_and_learns(comm, scheme):
+    strategy = AllReduce(comm, optimizer(), TopK(0.05), sparse_scheme=scheme)
+    params = trained_by(strategy, comm, dtype="float32", epochs=10)
     assert equal_on_all_ranks(comm, params)
     whole = samples("float32")
     before, _ = MODEL.evaluate(MODEL.init(0), whole)
     after, _ = MODEL.evaluate(params, whole)
     assert after < 0.8 * before
+
+
+def test_the_exact_schemes_give_the_same_bits(comm):
+    schemes = ["auto", "allgather", "split"]
+    results = [
+        trained_by(AllReduce(comm, optimizer(), TopK(0.05), sparse_scheme=scheme), comm)
+        for scheme in schemes
+    ]
+    assert all(np.array_equal(params, results[0]) for params in results)
 
 
 def test_what_is_sent_and_what_is_kept_is_the_whole_gradient(comm):
@@ -116,6 +140,144 @@ def test_what_is_sent_and_what_is_kept_is_the_whole_gradient(comm):
         assert np.array_equal(compressor.residual + sent, whole)
         assert np.count_nonzero(sent) <= -(-3 * MODEL.size // 100)
         strategy.step(params, sent)
+
+
+def grouped_sgd(accumulate, epochs=3):
+    """One process, one update per group of batches, by the mean over the group's samples."""
+    data, params, sgd = samples(), MODEL.init(0, "float64"), optimizer()
+    sampler = ShardedSampler(SAMPLES, BATCH, 0, 1, 5)
+    for epoch in range(epochs):
+        batches = [shard.indices for shard in sampler.epoch(epoch)]
+        for first in range(0, len(batches), accumulate):
+            rows = np.concatenate(batches[first : first + accumulate])
+            sgd.update(params, MODEL.loss_and_grad(params, Batch(data.x[rows], data.y[rows]))[1])
+    return params
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 7])
+def test_accumulation_is_one_step_on_the_batches_of_a_group(comm, accumulate):
+    """Also for the last group of an epoch, which is incomplete (5 batches, the last of 4)."""
+    strategy = AllReduce(comm, optimizer(), accumulate=accumulate)
+    params = trained_by(strategy, comm)
+    assert relative(params, grouped_sgd(accumulate)) < 1e-10
+    assert equal_on_all_ranks(comm, params)
+    assert strategy.optimizer.steps == 3 * -(-5 // accumulate)
+
+
+def test_clipping_bounds_the_mean_gradient(comm):
+    strategy = AllReduce(comm, SGD(1.0), clip_norm=0.01)
+    params = np.zeros(50)
+    strategy.start(params)
+    strategy.step(params, np.full(50, 1.0 + comm.rank))
+    assert np.linalg.norm(params) == pytest.approx(0.01)
+    before = params.copy()
+    strategy.step(params, np.full(50, 1e-5))
+    assert np.allclose(before - params, 1e-5, rtol=1e-9)
+
+
+def test_decay_before_compression_is_that_of_the_optimizer_at_density_one(comm):
+    early = AllReduce(comm, SGD(0.1, 0.9), TopK(1.0), weight_decay=0.01)
+    late = AllReduce(comm, SGD(0.1, 0.9, weight_decay=0.01))
+    assert relative(trained_by(early, comm), trained_by(late, comm)) < 1e-10
+
+
+def test_momentum_correction_at_density_one_is_momentum_of_the_last_gradient_only(comm):
+    """All is sent, so masking clears all of it: plain SGD without momentum."""
+    corrected = AllReduce(comm, SGD(0.1), TopK(1.0, momentum=0.9))
+    plain = AllReduce(comm, SGD(0.1))
+    assert relative(trained_by(corrected, comm), trained_by(plain, comm)) < 1e-10
+
+
+@pytest.mark.parametrize("outer", [{}, {"outer_momentum": 0.5, "outer_lr": 0.9}])
+def test_local_sgd_with_a_round_of_one_step(comm, outer):
+    """Averaging after every step, of plain SGD, is averaging gradients."""
+    local = LocalSGD(comm, SGD(0.1), period=1, **outer)
+    params = trained_by_equal_shards(local, comm)
+    if not outer:
+        assert relative(params, trained_by_equal_shards(AllReduce(comm, SGD(0.1)), comm)) < 1e-10
+    assert equal_on_all_ranks(comm, params)
+    assert np.isfinite(params).all()
+
+
+def trained_by_equal_shards(strategy, comm, steps=9):
+    data, params = samples(), MODEL.init(comm.rank, "float64")
+    strategy.start(params)
+    for step in range(steps):
+        rows = (np.arange(8) + 8 * (comm.rank + comm.size * step)) % SAMPLES
+        _, gradient = MODEL.loss_and_grad(params, Batch(data.x[rows], data.y[rows]))
+        strategy.step(params, gradient)
+    strategy.finish(params)
+    return params
+
+
+def test_outer_momentum_follows_its_formula(comm):
+    """Every rank moves by its own constant; the outer step sees the mean change."""
+    strategy = LocalSGD(comm, SGD(1.0), period=2, outer_momentum=0.5, outer_lr=0.8)
+    params = np.zeros(3)
+    strategy.start(params)
+    change, momentum, expected = 2 * (1 + (comm.size - 1) / 2), 0.0, 0.0
+    for _ in range(3):
+        for _ in range(2):
+            strategy.step(params, np.full(3, 1.0 + comm.rank))
+        momentum = 0.5 * momentum + change
+        expected -= 0.8 * momentum
+        assert np.allclose(params, expected)
+
+
+def test_local_sgd_meets_at_the_end_of_each_round_only(comm):
+    strategy = LocalSGD(comm, SGD(0.1), period=2, growth=2)
+    params = np.zeros(5)
+    strategy.start(params)
+    met = []
+    for step in range(1, 15):
+        strategy.step(params, np.full(5, 1.0 + comm.rank))
+        if equal_on_all_ranks(comm, params):
+            met.append(step)
+    assert met == (list(range(1, 15)) if comm.size == 1 else [2, 6, 14])
+
+
+def test_one_rank_of_local_sgd_is_plain_sgd_to_the_bit():
+    from mpi4py import MPI
+
+    with Communicator(MPI.COMM_SELF) as alone:
+        params = trained_by(LocalSGD(alone, optimizer(), period=3), alone)
+    assert np.array_equal(params, plain_sgd())
+
+
+STRATEGIES = {
+    "dense": lambda comm: AllReduce(comm, optimizer()),
+    "accumulated": lambda comm: AllReduce(comm, optimizer(), accumulate=2),
+    "reselect": lambda comm: AllReduce(comm, SGD(0.1), TopK(0.2), sparse_scheme="reselect"),
+    "topk": lambda comm: AllReduce(comm, SGD(0.1), TopK(0.05, momentum=0.9, warmup_steps=6)),
+    "local": lambda comm: LocalSGD(comm, optimizer(), 3, 1.5, outer_momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_goes_on_exactly_from_its_saved_state(comm, name):
+    def gradients(steps):
+        return [np.random.default_rng([comm.rank, step]).standard_normal(40) for step in steps]
+
+    whole, params = STRATEGIES[name](comm), np.zeros(40)
+    whole.start(params)
+    for gradient in gradients(range(7)):
+        whole.step(params, gradient)
+    resumed, copy = STRATEGIES[name](comm), params.copy()
+    resumed.start(copy)
+    resumed.load_state_dict(whole.state_dict())
+    copy[:] = params
+    for strategy, vector in ((whole, params), (resumed, copy)):
+        for gradient in gradients(range(7, 15)):
+            strategy.step(vector, gradient)
+        strategy.finish(vector)
+    assert np.array_equal(params, copy)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_models_of_different_size_are_refused_on_every_rank(comm):
+    strategy = AllReduce(comm, SGD(0.1))
+    with pytest.raises(ConfigError, match="got 10 on rank 0 and 11 on rank 1"):
+        strategy.start(np.zeros(10 + (comm.rank == 1)))
 
 
 def config_of(**sections):
@@ -155,6 +317,23 @@ def test_any_number_of_ranks_gives_the_same_run(comm):
         alone = train(config, one)
     assert together.final_loss == pytest.approx(alone.final_loss, rel=1e-9)
     assert together.test_accuracy == alone.test_accuracy
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"strategy": {"name": "localsgd", "period": 4}},
+        {"train": {"accumulate": 2, "clip_norm": 1.0, "schedule": "cosine"}},
+        {"train": {"optimizer": "adamw", "lr": 0.005, "weight_decay": 0.01}},
+        {"train": {"optimizer": "lars", "lr": 5.0}},
+        {"train": {"optimizer": "lamb", "lr": 0.01}},
+        {"compress": {"method": "topk", "momentum_correction": True, "warmup_epochs": 2.0}},
+    ],
+)
+def test_every_way_learns(comm, sections):
+    summary = train(config_of(**sections), comm)
+    assert summary.test_accuracy > 0.9
+    assert summary.final_loss < 0.5
 
 
 def test_compression_sends_less(comm):

@@ -16,9 +16,14 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
+# What mpi4py's wheels say on a machine without an MPI library.
 NO_MPI = """
-from mpi4py import _mpiabi
-_mpiabi.LIBMPI = "/nowhere/libmpi.so"
+import sys
+class NoLibrary:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mpi4py.MPI":
+            raise RuntimeError("cannot load MPI library")
+sys.meta_path.insert(0, NoLibrary())
 """
 
 

@@ -289,3 +289,20 @@ I5 = np.arange(5, dtype=np.uint32)
 def test_errors(path, call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_decode_into_out(path):
+    indices, values = sparse(1000, 40, np.float64)
+    data = message.encode(indices, values, 1000)
+    out = np.empty(50, np.uint32), np.empty(40)
+    decoded = message.decode(data, out)
+    np.testing.assert_array_equal(decoded.indices, indices)
+    np.testing.assert_array_equal(decoded.values, values)
+    assert decoded.indices.base is out[0]
+    assert np.shares_memory(decoded.values, out[1])
+    with pytest.raises(ValueError, match="out indices must have at least 40 entries, got 39"):
+        message.decode(data, (np.empty(39, np.uint32), out[1]))
+    with pytest.raises(TypeError, match="out values must be float64, got float32"):
+        message.decode(data, (out[0], np.empty(40, np.float32)))
+    with pytest.raises(ValueError, match="out values and data must not overlap"):
+        message.decode(data, (out[0], data[: 8 * (data.size // 8)].view(np.float64)))

@@ -2,10 +2,13 @@ import numpy as np
 import pytest
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.train import SGD, LinearScaling
+from paropt_hpc.train import LAMB, LARS, MLP, SGD, Adam, AdamW
+
+N = 17
+LAYERS = [slice(0, 5), slice(5, 16), slice(16, 17)]
 
 
-def plain_sgd(params, gradients, lr, momentum, nesterov, weight_decay):
+def sgd(params, gradients, lr, momentum=0.0, nesterov=False, weight_decay=0.0):
     """The textbook's formulas, one array at a time."""
     velocity = np.zeros_like(params)
     for gradient in gradients:
@@ -17,54 +20,142 @@ def plain_sgd(params, gradients, lr, momentum, nesterov, weight_decay):
     return params
 
 
-def gradients_of(dtype, steps=5, n=17):
+def adam_directions(gradients, b1=0.9, b2=0.999, eps=1e-8):
+    """A generator: send it each gradient, get its bias-corrected direction."""
+    m = v = 0.0
+    for t, g in enumerate(gradients, 1):
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g * g
+        yield m / (1 - b1**t) / (np.sqrt(v) / np.sqrt(1 - b2**t) + eps)
+
+
+def gradients_of(dtype="float64", steps=6):
     generator = np.random.default_rng(0)
-    return [generator.standard_normal(n).astype(dtype) for _ in range(steps)]
+    return [generator.standard_normal(N).astype(dtype) for _ in range(steps)]
+
+
+def start(dtype="float64"):
+    return np.linspace(-1, 1.5, N).astype(dtype)
+
+
+def run(optimizer, gradients, params):
+    for gradient in gradients:
+        optimizer.update(params, gradient.copy())
+    return params
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
-def test_equals_the_formulas_to_the_bit(dtype, momentum, nesterov, weight_decay):
-    start = np.linspace(-1, 1, 17).astype(dtype)
-    expected = plain_sgd(start, gradients_of(dtype), 0.1, momentum, nesterov, weight_decay)
-    params = start.copy()
-    optimizer = SGD(0.1, momentum, nesterov, weight_decay)
-    for gradient in gradients_of(dtype):
-        optimizer.update(params, gradient)
+def test_sgd_equals_the_formulas_to_the_bit(dtype, momentum, nesterov, weight_decay):
+    settings = (0.1, momentum, nesterov, weight_decay)
+    params = run(SGD(*settings), gradients_of(dtype), start(dtype))
     assert params.dtype == dtype
-    assert np.array_equal(params, expected)
+    assert np.array_equal(params, sgd(start(dtype), gradients_of(dtype), *settings))
 
 
-def test_goes_on_exactly_from_a_saved_state():
-    gradients = gradients_of("float64")
-    whole, params = SGD(0.1, 0.9), np.ones(17)
-    for gradient in gradients[:3]:
-        whole.update(params, gradient.copy())
-    resumed, copy = SGD(0.1, 0.9), params.copy()
+def test_adam():
+    params = start()
+    for direction in adam_directions(gradients_of()):
+        params -= 0.01 * direction
+    assert np.allclose(run(Adam(0.01), gradients_of(), start()), params, rtol=1e-12)
+
+
+def test_decay_is_part_of_adams_gradient_but_not_of_adamws():
+    coupled, decoupled = start(), start()
+    gradients = gradients_of()
+    optimizer = Adam(0.01, weight_decay=0.1)
+    for gradient, direction in zip(gradients, adam_directions(gradients_of()), strict=True):
+        optimizer.update(coupled, gradient.copy())
+        decoupled -= 0.01 * (direction + 0.1 * decoupled)
+    assert np.allclose(run(AdamW(0.01, weight_decay=0.1), gradients, start()), decoupled)
+    assert not np.allclose(coupled, decoupled, rtol=1e-3)
+
+
+def test_lars_scales_each_layer():
+    gradient, params = gradients_of()[0], start()
+    expected = params.copy()
+    for layer in LAYERS:
+        w, g = params[layer], gradient[layer]
+        size, slope = np.linalg.norm(w), np.linalg.norm(g)
+        expected[layer] -= 0.5 * 0.02 * size / (slope + 0.1 * size) * (g + 0.1 * w)
+    optimizer = LARS(0.5, LAYERS, momentum=0.9, weight_decay=0.1, trust=0.02)
+    optimizer.update(params, gradient.copy())
+    assert np.allclose(params, expected, rtol=1e-12)
+
+
+def test_lamb_steps_as_long_as_the_weights():
+    gradient, before = gradients_of()[0], start()
+    params = before.copy()
+    LAMB(0.01, LAYERS, weight_decay=0.1).update(params, gradient.copy())
+    for layer in LAYERS:
+        step = np.linalg.norm(params[layer] - before[layer])
+        assert step == pytest.approx(0.01 * np.linalg.norm(before[layer]))
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB])
+def test_a_layer_of_zeros_keeps_its_rate(kind):
+    params = np.zeros(N)
+    kind(0.1, LAYERS).update(params, gradients_of()[0].copy())
+    assert np.count_nonzero(params) == N
+    assert np.isfinite(params).all()
+
+
+def test_layers_of_a_model_cover_its_parameters():
+    model = MLP(4, [5, 3], 2)
+    covered = np.zeros(model.size, int)
+    for layer in model.layers:
+        covered[layer] += 1
+    assert (covered == 1).all()
+    assert len(model.layers) == 6
+
+
+OPTIMIZERS = {
+    "sgd": lambda: SGD(0.1, 0.9, nesterov=True, weight_decay=0.01),
+    "lars": lambda: LARS(0.1, LAYERS, weight_decay=0.01, trust=0.02),
+    "adam": lambda: Adam(0.01, weight_decay=0.01),
+    "adamw": lambda: AdamW(0.01, weight_decay=0.01),
+    "lamb": lambda: LAMB(0.01, LAYERS, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_goes_on_exactly_from_a_saved_state(name):
+    first, rest = gradients_of()[:3], gradients_of()[3:]
+    whole, resumed = OPTIMIZERS[name](), OPTIMIZERS[name]()
+    params = run(whole, first, start())
+    copy = params.copy()
     resumed.load_state_dict(whole.state_dict())
-    for optimizer, vector in ((whole, params), (resumed, copy)):
-        for gradient in gradients[3:]:
-            optimizer.update(vector, gradient.copy())
-    assert np.array_equal(params, copy)
-    assert resumed.steps == 5
+    assert np.array_equal(run(whole, rest, params), run(resumed, rest, copy))
+    assert resumed.steps == 6
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_finds_the_bottom_of_a_bowl(name):
+    optimizer, params = OPTIMIZERS[name](), start()
+    centre = np.linspace(0.5, 1, N)
+    before = np.square(params - centre).sum()
+    for _ in range(300):
+        optimizer.update(params, params - centre)
+    assert np.square(params - centre).sum() < 0.1 * before
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1}, {"nesterov": True}]
+    "make",
+    [
+        lambda: SGD(0.1, momentum=1.0),
+        lambda: SGD(0.1, momentum=-0.1),
+        lambda: SGD(0.1, weight_decay=-1),
+        lambda: SGD(0.1, nesterov=True),
+        lambda: Adam(0.1, betas=(0.9, 1.0)),
+    ],
 )
-def test_settings_out_of_range(arguments):
+def test_settings_out_of_range(make):
     with pytest.raises(ConfigError):
-        SGD(0.1, **arguments)
+        make()
 
 
-def test_warm_up_rises_linearly_to_the_scaled_rate():
-    schedule = LinearScaling(0.1, factor=8, warmup_steps=4)
-    assert [schedule(step) for step in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
-    assert LinearScaling(0.1)(0) == 0.1
-
-
-def test_the_optimizer_follows_its_schedule():
+def test_an_optimizer_follows_its_schedule():
     optimizer, params = SGD(lambda step: 10.0**-step), np.zeros(1)
     for _ in range(3):
         optimizer.update(params, np.ones(1))

@@ -1,0 +1,135 @@
+// The contract is in lane.hpp.
+#include "lane.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "mpi_common.hpp"
+#include "recursive_doubling.hpp"
+#include "ring_allreduce.hpp"
+
+namespace paropt {
+
+Lane::Lane(MPI_Comm comm, MPI_Comm across, std::shared_ptr<SharedGroup> group, LaneOptions options)
+    : comm_(comm), across_(across), group_(std::move(group)), options_(std::move(options)) {
+  MPI_CHECK(MPI_Comm_size(comm, &size_));
+  own_.spins = spins_for(group_ ? group_->size() : size_);
+  if (options_.background) {
+    own_.spins = 50;
+    own_.yield_seconds = 0.0002;
+    if (group_) {
+      group_->waiting.spins = own_.spins;
+      group_->waiting.yield_seconds = own_.yield_seconds;
+    }
+  }
+  own_.timeout = options_.timeout;
+  if (group_) group_->waiting.timeout = options_.timeout;
+}
+
+void Lane::cancel() {
+  own_.cancelled.store(true);
+  if (group_) group_->waiting.cancelled.store(true);
+}
+
+SharedGroup& Lane::shared() const {
+  if (!group_)
+    throw std::invalid_argument("the ranks of this node cannot share memory; use 'ring'");
+  return *group_;
+}
+
+std::string Lane::explain(const std::string& reason) const {
+  const std::string missing = group_ ? group_->missing() : "";
+  std::string seconds = std::to_string(own_.timeout);
+  seconds.erase(seconds.find('.') + 2);
+  std::string text = reason + " within " + seconds + " s: ";
+  if (!missing.empty()) {
+    text += "not here: " + missing;
+  } else if (!options_.elsewhere.empty()) {
+    text += "all ranks of this node have arrived; not here: one or more of ranks " +
+            options_.elsewhere + ", on other nodes, whose progress is not known here";
+  } else {
+    text += "all ranks have arrived, but one no longer answers";
+  }
+  return text + "; raise PAROPT_TIMEOUT if they are only slow";
+}
+
+template <class T>
+T* Lane::workspace(std::size_t n) {
+  if (workspace_.size() < n * sizeof(T)) workspace_.resize(n * sizeof(T));
+  return reinterpret_cast<T*>(workspace_.data());
+}
+
+template <class T>
+std::size_t Lane::run_messages(Algorithm algorithm, MPI_Comm comm, T* data, std::size_t n, Op op) {
+  const std::size_t segment = ring_segment(sizeof(T), options_.segment_bytes, options_.max_count);
+  if (algorithm == Algorithm::ring) {
+    T* const scratch = workspace<T>(ring_workspace(comm, n, segment));
+    return ring_allreduce(comm, data, n, op, segment, scratch, &own_);
+  }
+  T* const scratch = workspace<T>(std::min(n, segment));
+  return recursive_doubling(comm, data, n, op, segment, scratch, &own_);
+}
+
+template <class T>
+std::size_t Lane::run_hierarchical(const T* in, T* out, std::size_t n, Op op) {
+  std::size_t sent = 0;
+  const Op between_op = op == Op::mean ? Op::sum : op;
+  const auto between = [&](T* part, std::size_t count) {
+    const bool few = count * sizeof(T) <= kShort;
+    const Algorithm algorithm = few ? Algorithm::recursive_doubling : Algorithm::ring;
+    sent += run_messages(algorithm, across_, part, count, between_op);
+    if (op == Op::mean) divide(part, count, size_);
+  };
+  shared().allreduce_between<T>(in, out, n, between_op, options_.leaders, between);
+  return sent;
+}
+
+template <class T>
+std::size_t Lane::run(Algorithm algorithm, const T* in, T* out, std::size_t n, Op op) {
+  if (algorithm == Algorithm::hierarchical) return run_hierarchical(in, out, n, op);
+  if (in != out) std::copy(in, in + n, out);
+  return run_messages(algorithm, comm_, out, n, op);
+}
+
+template <class T>
+std::size_t Lane::run_wide(Algorithm algorithm, const T* in, T* out, std::size_t n, Op op) {
+  std::size_t sent = 0;
+  if (wide_.size() < std::min(n, kPiece)) wide_.resize(std::min(n, kPiece));
+  for (std::size_t begin = 0; begin < n; begin += kPiece) {
+    const std::size_t count = std::min(kPiece, n - begin);
+    widen(wide_.data(), in + begin, count);
+    sent += run(algorithm, wide_.data(), wide_.data(), count, op);
+    narrow(out + begin, wide_.data(), count);
+  }
+  return sent;
+}
+
+std::size_t Lane::allreduce(Algorithm algorithm, const void* in, void* out, std::size_t n,
+                            Dtype dtype, Op op) {
+  try {
+    if (algorithm == Algorithm::shared) {
+      if (shared().size() != size_) {
+        throw std::invalid_argument(
+            "algorithm 'shared' needs all ranks on one node; use "
+            "'hierarchical'");
+      }
+      shared().allreduce(in, out, n, dtype, op);
+      return 0;
+    }
+    return with_type(dtype, [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      const T* const from = static_cast<const T*>(in);
+      T* const to = static_cast<T*>(out);
+      if constexpr (sizeof(T) == 2) {
+        return run_wide(algorithm, from, to, n, op);
+      } else {
+        return run(algorithm, from, to, n, op);
+      }
+    });
+  } catch (const TimedOut&) {
+    throw TimedOut(explain("the all-reduce did not end"));
+  }
+}
+
+}  // namespace paropt

@@ -1,0 +1,228 @@
+"""Which all-reduce is the fastest: a model of the machine, or a table measured on it.
+
+The model, with a latency ``a`` (seconds per message) and a bandwidth ``b`` (bytes per second) of
+the slowest link that an algorithm uses, P ranks on N nodes of up to R ranks, n bytes:
+
+==================  ============================================================================
+ring                ``2 (P-1) (a + n / (P b))``
+recursive_doubling  ``d (a + n / b)`` with ``d = ceil(log2 P)``, plus ``2 (a + n / b)`` where P is
+                    no power of two; between nodes R ranks share a link: ``n R`` for ``n``
+shared              ``3 s + 4 n / m``: three waits, and four passes over memory
+hierarchical        shared, and between N leaders the better of ring and recursive doubling
+==================  ============================================================================
+
+``s`` is the latency and ``m`` the bandwidth per rank of a node's shared memory. The formulas of the
+first two are those of Thakur, Rabenseifner and Gropp (Int. J. High Perform. Comput. Appl. 19(1),
+2005) without their term for arithmetic, which memory hides.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from paropt_hpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paropt_hpc.comm.communicator import Communicator
+
+__all__ = ["ALGORITHMS", "CostModel", "Shape", "Table", "measure", "table_path"]
+
+ALGORITHMS = ("mpi", "ring", "recursive_doubling", "shared", "hierarchical")
+
+DEFAULT_SIZES = tuple([4**power for power in range(1, 14)])
+"""Bytes that `measure` tries: 4 B to 64 MiB."""
+
+_VERSION = 1
+
+
+class Shape(NamedTuple):
+    """What a choice depends on beside the size: it is the same on all ranks."""
+
+    ranks: int
+    nodes: int
+    node_size: int  # of the fullest node
+    leaders: int
+    shares_memory: bool
+
+    def algorithms(self) -> tuple[str, ...]:
+        """Name those of ours that work here."""
+        names = ["ring", "recursive_doubling"]
+        if self.shares_memory:
+            names.append("shared" if self.nodes == 1 else "hierarchical")
+        return tuple(names)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Latencies in seconds and bandwidths in bytes per second; see the module's formulas."""
+
+    link_latency: float = 2e-6  # one message between nodes: 100 Gbit/s InfiniBand
+    link_bandwidth: float = 12.5e9
+    node_latency: float = 1e-6  # one MPI message inside a node
+    node_bandwidth: float = 4e9
+    memory_latency: float = 2e-7  # one cache line from core to core, with its wait
+    memory_bandwidth: float = 1e10
+
+    def seconds(self, algorithm: str, nbytes: int, shape: Shape) -> float:
+        """Predict one all-reduce of `nbytes`; ValueError for an algorithm not modelled."""
+        inside = shape.nodes == 1
+        latency = self.node_latency if inside else self.link_latency
+        bandwidth = self.node_bandwidth if inside else self.link_bandwidth
+        if algorithm == "ring":
+            return _ring(shape.ranks, latency, bandwidth, nbytes)
+        if algorithm == "recursive_doubling":
+            shared_by = 1 if inside else shape.node_size
+            return _doubling(shape.ranks, latency, bandwidth / shared_by, nbytes)
+        memory = 3 * self.memory_latency + 4 * nbytes / self.memory_bandwidth
+        if algorithm == "shared":
+            return memory
+        if algorithm == "hierarchical":
+            links = (_ring, _doubling)
+            return memory + min(f(shape.nodes, latency, bandwidth, nbytes) for f in links)
+        raise ValueError(f"algorithm must be one of ours, got {algorithm!r}")
+
+    def choose(self, nbytes: int, shape: Shape) -> str:
+        """Name the algorithm of the least predicted time."""
+        return min(shape.algorithms(), key=lambda name: self.seconds(name, nbytes, shape))
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was measured to be the fastest, by shape and size."""
+
+    # Shape as "ranks x nodes x leaders": (largest size in bytes, algorithm), sizes ascending.
+    # Above the last size its algorithm holds too.
+    choices: dict[str, list[tuple[int, str]]]
+
+    def choose(self, nbytes: int, shape: Shape) -> str | None:
+        """Name the algorithm for a size; None where this shape was not measured."""
+        rows = self.choices.get(_key(shape), [])
+        name = next(
+            (name for limit, name in rows if nbytes <= limit), rows[-1][1] if rows else None
+        )
+        return name if name in (*shape.algorithms(), "mpi") else None
+
+    def merged(self, other: Table) -> Table:
+        """Return this table with the shapes of `other` put in."""
+        return Table({**self.choices, **other.choices})
+
+    def save(self, path: Path) -> None:
+        """Write the table; a crash leaves the old file whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        with partial.open("w") as file:
+            json.dump({"version": _VERSION, **asdict(self)}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Table:
+        """Read a table; :class:`ConfigError` names what is wrong with it."""
+        try:
+            content = json.loads(path.read_text())
+            if content["version"] != _VERSION:
+                raise ValueError(f"version {content['version']}, expected {_VERSION}")
+            choices = {
+                str(key): [(int(limit), _known(name)) for limit, name in rows]
+                for key, rows in content["choices"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path} is no table of collectives ({type(error).__name__}: {error}); measure a "
+                "new one with paropt tune-comm, or remove the file"
+            ) from error
+        return cls(choices)
+
+
+def table_path() -> Path:
+    """Return where the table of this machine is: ``PAROPT_TUNING``, else in the user's cache."""
+    named = os.environ.get("PAROPT_TUNING")
+    if named:
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "paropt-hpc" / "collectives.json"
+
+
+def measure(
+    comm: Communicator,
+    sizes: Sequence[int] = DEFAULT_SIZES,
+    repeats: int = 15,
+    report: Callable[[int, dict[str, float]], None] | None = None,
+) -> Table:
+    """Time every algorithm that works on `comm` for sums of float32; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Of more than one rank, with the native module.
+    sizes : sequence of int
+        Bytes, multiples of 4.
+    repeats : int
+        Calls per size and algorithm, interleaved; the buffer is rewritten before each.
+    report : callable, optional
+        Given each size and the seconds of each algorithm, on every rank.
+
+    Returns
+    -------
+    Table
+        For the shape of `comm` alone, the same on all ranks.
+    """
+    names = ("mpi", *comm.shape.algorithms())
+    rows = []
+    for nbytes in sorted(sizes):
+        times = _timed(comm, nbytes, names, repeats)
+        if report is not None:
+            report(nbytes, times)
+        rows.append((nbytes, min(times, key=lambda name: times[name])))
+    # A size between two measured ones takes the nearer one's choice: the limit is their mean.
+    limits = [math.isqrt(a[0] * b[0]) for a, b in pairwise(rows)]
+    limits.append(rows[-1][0])
+    return Table({_key(comm.shape): [(n, row[1]) for n, row in zip(limits, rows, strict=True)]})
+
+
+def _timed(comm: Communicator, nbytes: int, names: Sequence[str], repeats: int) -> dict[str, float]:
+    """Return the median, over the calls, of the slowest rank's seconds, by algorithm."""
+    values = np.arange(nbytes // 4, dtype=np.float32)
+    buffer = np.empty_like(values)
+    seconds = np.empty((len(names), repeats))
+    for turn in range(-2, repeats):  # two turns to warm up
+        for row, name in enumerate(names):
+            buffer[:] = values
+            comm.barrier()
+            start = time.perf_counter()
+            comm.allreduce(buffer, "sum", name)
+            seconds[row, turn] = time.perf_counter() - start
+    comm.allreduce(seconds, "max", "ring")
+    return dict(zip(names, np.median(seconds, axis=1).tolist(), strict=True))
+
+
+def _ring(ranks: int, latency: float, bandwidth: float, nbytes: int) -> float:
+    return 2 * (ranks - 1) * (latency + nbytes / (ranks * bandwidth))
+
+
+def _doubling(ranks: int, latency: float, bandwidth: float, nbytes: int) -> float:
+    steps = math.ceil(math.log2(ranks)) if ranks > 1 else 0
+    extra = 2 if ranks & (ranks - 1) else 0
+    # An odd rank out adds its two messages to the steps of the largest power of two below.
+    return (steps - (1 if extra else 0) + extra) * (latency + nbytes / bandwidth)
+
+
+def _key(shape: Shape) -> str:
+    return f"{shape.ranks} x {shape.nodes} x {shape.leaders}"
+
+
+def _known(name: Any) -> str:
+    if name not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm {name!r}")
+    return str(name)

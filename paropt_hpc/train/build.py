@@ -1,0 +1,134 @@
+"""From a configuration to the parts of a run."""
+
+from collections.abc import Callable, Sequence
+
+from paropt_hpc.comm import Communicator
+from paropt_hpc.comm.topology import make as make_topology
+from paropt_hpc.compress import TopK
+from paropt_hpc.train.config import Config, StrategyConfig, TrainConfig
+from paropt_hpc.train.data import Dataset
+from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
+from paropt_hpc.train.local_sgd import LocalSGD
+from paropt_hpc.train.models import MLP, Softmax
+from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
+from paropt_hpc.train.schedules import (
+    Cosine,
+    Exponential,
+    LinearScaling,
+    Polynomial,
+    StepDecay,
+    WarmRestarts,
+)
+from paropt_hpc.train.strategies import AllReduce, Strategy
+
+__all__ = ["build_model", "build_strategy"]
+
+
+def build_model(config: Config, data: Dataset) -> MLP:
+    """Return the model that a configuration names, for this data."""
+    if config.model.name == "softmax":
+        return Softmax(data.features, data.classes)
+    return MLP(data.features, config.model.hidden, data.classes)
+
+
+def build_strategy(
+    config: Config, comm: Communicator, layers: Sequence[slice], steps_per_epoch: int
+) -> Strategy:
+    """Return the strategy that a configuration names, with its optimizer and compressor."""
+    train = config.train
+    compressor = _compressor(config, steps_per_epoch)
+    # Decay that is part of the gradient must be there before error feedback collects it.
+    early = config.strategy.name == "allreduce" and compressor is not None
+    early = early and train.optimizer in ("sgd", "adam")
+    optimizer = _optimizer(
+        train,
+        _schedule(train, -(-steps_per_epoch // train.accumulate)),
+        layers,
+        momentum=0.0 if config.compress.momentum_correction else train.momentum,
+        weight_decay=0.0 if early else train.weight_decay,
+    )
+    if config.strategy.name == "allreduce":
+        return AllReduce(
+            comm,
+            optimizer,
+            compressor,
+            config.strategy.algorithm,
+            sparse_scheme=config.strategy.sparse_scheme,
+            accumulate=train.accumulate,
+            clip_norm=train.clip_norm,
+            weight_decay=train.weight_decay if early else 0.0,
+        )
+    return _own_parameters(config.strategy, comm, optimizer, compressor)
+
+
+def _own_parameters(
+    settings: StrategyConfig, comm: Communicator, optimizer: Optimizer, compressor: TopK | None
+) -> Strategy:
+    """Return a strategy in which every rank has parameters of its own for a while."""
+    if settings.name == "localsgd":
+        return LocalSGD(
+            comm,
+            optimizer,
+            settings.period,
+            settings.growth,
+            settings.outer_momentum,
+            settings.outer_lr,
+            settings.algorithm,
+        )
+    topology = make_topology(settings.topology, comm.size)
+    if settings.name == "push-sum":
+        return PushSum(comm, optimizer, topology)
+    if settings.name == "choco":
+        assert compressor is not None  # as the configuration demands
+        return ChocoGossip(comm, optimizer, topology, compressor, settings.gamma)
+    return Gossip(comm, optimizer, topology, settings.order, settings.tracking)
+
+
+def _compressor(config: Config, steps_per_epoch: int) -> TopK | None:
+    settings = config.compress
+    if settings.method == "none":
+        return None
+    return TopK(
+        settings.density,
+        momentum=config.train.momentum if settings.momentum_correction else 0.0,
+        clip_norm=settings.clip_norm,
+        warmup_steps=round(settings.warmup_epochs * steps_per_epoch / config.train.accumulate),
+    )
+
+
+def _optimizer(
+    train: TrainConfig,
+    rate: Callable[[int], float],
+    layers: Sequence[slice],
+    momentum: float,
+    weight_decay: float,
+) -> Optimizer:
+    if train.optimizer == "lars":
+        return LARS(rate, layers, momentum, weight_decay)
+    if train.optimizer == "lamb":
+        return LAMB(rate, layers, weight_decay=weight_decay)
+    if train.optimizer == "adam":
+        return Adam(rate, weight_decay=weight_decay)
+    if train.optimizer == "adamw":
+        return AdamW(rate, weight_decay=weight_decay)
+    return SGD(rate, momentum, train.nesterov, weight_decay)
+
+
+def _schedule(train: TrainConfig, updates_per_epoch: int) -> LinearScaling:
+    """Return the rate as a function of the updates so far."""
+    steps = max(1, round((train.schedule_epochs or train.epochs) * updates_per_epoch))
+    kinds: dict[str, float | Callable[[int], float]] = {
+        "constant": train.lr,
+        "step": StepDecay(train.lr, steps, train.schedule_factor),
+        "exponential": Exponential(train.lr, steps, train.schedule_factor),
+        "polynomial": Polynomial(train.lr, steps, end=train.lr_end),
+        "cosine": Cosine(train.lr, steps, train.lr_end),
+        "restarts": WarmRestarts(train.lr, steps, end=train.lr_end),
+    }
+    return LinearScaling(
+        kinds[train.schedule],
+        factor=train.batch
+        * train.accumulate
+        / (train.base_batch or train.batch * train.accumulate),
+        warmup_steps=round(train.warmup_epochs * updates_per_epoch),
+    )

@@ -1,0 +1,114 @@
+"""Which scheme, and which ranges: the arithmetic without messages."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paropt_hpc.comm.sparse_ranges import (
+    choose_scheme,
+    expected_union,
+    range_bounds,
+    sample_count,
+    sample_positions,
+)
+
+
+def bounds_of(n, lists):
+    counts = np.array([len(indices) for indices in lists])
+    s = sample_count(counts)
+    samples = np.zeros((len(lists), s), np.uint64)
+    for row, indices in zip(samples, lists, strict=True):
+        if len(indices):
+            row[:] = np.sort(indices)[sample_positions(len(indices), s)]
+    return range_bounds(n, samples, counts)
+
+
+def loads(bounds, lists):
+    everything = np.sort(np.concatenate(lists))
+    return np.diff(np.searchsorted(everything, bounds[1:-1]), prepend=0, append=everything.size)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16, 64])
+@pytest.mark.parametrize("kind", ["even", "one layer", "heavy tail", "each its own"])
+def test_ranges_are_balanced(ranks, kind):
+    n, k = 10_000_000, 10_000
+    rng = np.random.default_rng(ranks)
+    lists = []
+    for rank in range(ranks):
+        if kind == "even":
+            drawn = rng.integers(0, n, 2 * k)
+        elif kind == "one layer":
+            drawn = np.r_[rng.integers(n // 2, n // 2 + 50_000, 2 * k), rng.integers(0, n, k // 5)]
+        elif kind == "heavy tail":
+            drawn = (n * rng.random(2 * k) ** 8).astype(np.int64)
+        else:
+            drawn = rank * n // ranks + rng.integers(0, 60_000, 2 * k)
+        lists.append(rng.permutation(np.unique(drawn))[:k])
+    counted = loads(bounds_of(n, lists), lists)
+    assert counted.max() / counted.mean() <= 1.1
+
+
+@given(
+    st.integers(0, 1000),
+    st.lists(st.lists(st.integers(0, 999), max_size=40, unique=True), min_size=1, max_size=9),
+)
+def test_bounds_are_in_order_whatever_the_entries(n, lists):
+    lists = [[index for index in indices if index < n] for indices in lists]
+    bounds = bounds_of(n, lists)
+    assert bounds.dtype == np.int64
+    assert (bounds[0], bounds[-1]) == (0, n)
+    assert len(bounds) == len(lists) + 1
+    assert (np.diff(bounds) >= 0).all()
+
+
+def test_a_rank_counts_by_its_entries():
+    # Nearly everything is rank 0's, which has it at the front.
+    lists = [np.arange(9000), np.arange(90_000, 90_010), np.arange(95_000, 95_010)]
+    counted = loads(bounds_of(100_000, lists), lists)
+    assert counted.max() / counted.mean() <= 1.1
+
+
+def test_ranges_beyond_32_bits():
+    lists = [np.arange(2**39, 2**39 + 1000), np.arange(2**39 + 500, 2**39 + 1500)]
+    bounds = bounds_of(2**40, lists)
+    assert abs(bounds[1] - (2**39 + 750)) <= 50
+
+
+def test_equal_widths_where_nothing_is_known():
+    assert bounds_of(8, [[], [], [], []]).tolist() == [0, 2, 4, 6, 8]
+
+
+def scheme(n, k, ranks, union=None, entry=5):
+    counts = np.full(ranks, k)
+    union = expected_union(n, counts) if union is None else union
+    return choose_scheme(n, counts, counts * entry, 4, union)
+
+
+def test_scheme_with_the_fewest_bytes():
+    assert scheme(10**7, 10**5, 2) == "allgather"
+    assert scheme(10**7, 10**5, 16) == "allgather"
+    # The indices of all ranks are the same: a split sends 1.9 k instead of 15 k.
+    assert scheme(10**7, 10**5, 16, union=10**5) == "split"
+    # Dense sends 8/P bytes for every element, the all-gather 5 for every entry: at P = 2 they
+    # meet at a density of 4/5.
+    assert scheme(1000, 799, 2) == "allgather"
+    assert scheme(1000, 801, 2) == "dense"
+    # Where the union fills the vector, a split still saves the first half of a dense ring.
+    assert scheme(10**6, 10**5, 64) == "split"
+    assert scheme(10**6, 9 * 10**5, 64) == "dense"
+    assert scheme(0, 0, 4) == "dense"
+
+
+def test_union_of_independent_choices():
+    assert expected_union(1000, np.array([100, 100])) == pytest.approx(190)
+    assert expected_union(1000, np.array([1000, 5])) == pytest.approx(1000)
+    assert expected_union(0, np.array([0, 0])) == 0
+
+
+def test_samples_do_not_outweigh_a_short_message():
+    assert sample_count(np.array([0, 0])) == 0
+    assert sample_count(np.array([0, 1, 0])) == 1
+    assert sample_count(np.full(16, 1000)) == 62
+    assert sample_count(np.full(4, 10**6)) == 96
+    assert sample_count(np.full(1000, 10**6)) == 1024
