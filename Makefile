@@ -86,6 +86,21 @@ $(VENV)/fuzz/fuzz_decoders: tests/fuzz/fuzz_decoders.cpp $(wildcard csrc/*)
 	clang++ -std=c++17 -O1 -g -ffp-contract=off -Icsrc -fno-sanitize-recover=undefined \
 	  -fsanitize=fuzzer,address,undefined $< $(FUZZED:%=csrc/%.cpp) -o $@
 
+# The codecs want another NumPy than the rest, so they live apart.
+CODEC_PEERS := pyfastpfor pcodec pyroaring blosc2 zstandard numpy
+bench: build $(VENV)/.bench-peers  ## time the kernels beside their peers, write docs/performance.md
+	@for subject in topk quantize index_codec; do \
+	  $(BIN)/python benchmarks/bench_$$subject.py --json benchmarks/results/$$subject.json \
+	    $$([ $$subject = index_codec ] && echo --peers $(VENV)/codecs/bin/python) || exit 1; \
+	done
+	@$(BIN)/python benchmarks/report.py
+
+$(VENV)/.bench-peers: $(VENV)/.dependencies
+	@$(PIP) install 'matplotlib>=3.8' torch==2.13.0
+	@$(PYTHON) -m venv $(VENV)/codecs
+	@$(VENV)/codecs/bin/python -m pip --quiet install $(CODEC_PEERS)
+	@touch $@
+
 sanitize: $(VENV)/.dependencies  ## the kernel tests under AddressSanitizer and UBSan
 	@PAROPT_BUILD_ONLY=_native PAROPT_BUILD_FLAGS="$(SANITIZE)" $(BIN)/python setup.py -q build \
 	  --build-base $(VENV)/sanitized/build --build-lib $(VENV)/sanitized/lib

@@ -321,7 +321,7 @@ std::size_t encode_indices(const I* indices, std::size_t k, std::uint64_t n, Cod
     return raw_bytes(n, k);
   }
   const std::size_t size = (n + 7) / 8;
-  std::memset(out, 0, size);
+  if (size > 0) std::memset(out, 0, size);
   PAROPT_DISPATCH(set_ones(indices, k, out));
   return size;
 }

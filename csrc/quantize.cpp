@@ -45,6 +45,15 @@ struct Job {
   std::uint64_t seed;
   std::uint8_t *scales, *codes;
 
+  // Quantise values that need no scale, as many as there are.
+  std::size_t convert(std::size_t first, std::size_t count) const {
+    std::uint8_t* to = codes + 2 * first;
+    if (type == ValueType::float16) {
+      return PAROPT_DISPATCH(convert_half<Float16>(values + first, count, to));
+    }
+    return PAROPT_DISPATCH(convert_half<BFloat16>(values + first, count, to));
+  }
+
   // Quantise the group that starts at `first` and return how many values saturated.
   std::size_t group(std::size_t first, std::size_t count) const {
     const float* x = values + first;
@@ -83,6 +92,10 @@ std::size_t quantize(ValueType type, const float* values, float* residual, std::
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) reduction(+ : over)
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     const std::size_t end = std::min(count, (chunk + 1) * kChunk);
+    if (residual == nullptr && type < ValueType::int8) {
+      over += job.convert(chunk * kChunk, end - chunk * kChunk);
+      continue;
+    }
     for (std::size_t first = chunk * kChunk; first < end; first += kGroup) {
       over += job.group(first, std::min(kGroup, end - first));
     }

@@ -167,6 +167,48 @@ PAROPT_TARGET std::size_t quantize_half(const float* __restrict values, float* _
   return over;
 }
 
+#if PAROPT_LEVEL == 2
+
+PAROPT_TARGET PAROPT_ALWAYS_INLINE __m256i to_half(__m512 x, Float16, std::size_t& over) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i key = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+  const __mmask16 finite = _mm512_cmplt_epu32_mask(key, _mm512_set1_epi32(0x7f800000));
+  const __mmask16 beyond = _mm512_mask_cmpge_epu32_mask(finite, key, _mm512_set1_epi32(0x477ff000));
+  const __m512i sign = _mm512_andnot_si512(_mm512_set1_epi32(0x7fffffff), bits);
+  const __m512i inside = _mm512_mask_or_epi32(bits, beyond, sign, _mm512_set1_epi32(0x477fe000));
+  over += static_cast<std::size_t>(__builtin_popcount(beyond));
+  return _mm512_cvtps_ph(_mm512_castsi512_ps(inside), _MM_FROUND_TO_NEAREST_INT);
+}
+
+PAROPT_TARGET PAROPT_ALWAYS_INLINE __m256i to_half(__m512 x, BFloat16, std::size_t&) {
+  const __m512i bits = _mm512_castps_si512(x), high = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  sum = _mm512_srli_epi32(sum, 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  const __m512i sign = _mm512_and_si512(high, _mm512_set1_epi32(0x8000));
+  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(sum, nan, sign, _mm512_set1_epi32(0x7fc0)));
+}
+
+#endif
+
+// The same without a residual, straight from input to output.
+template <class Half>
+PAROPT_TARGET std::size_t convert_half(const float* values, std::size_t count, std::uint8_t* out) {
+  std::size_t i = 0, over = 0;
+#if PAROPT_LEVEL == 2
+  for (; i + 16 <= count; i += 16) {
+    const __m256i halves = to_half(_mm512_loadu_ps(values + i), Half{}, over);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i), halves);
+  }
+#endif
+  for (; i < count; i += kGroup) {
+    const std::size_t part = count - i < kGroup ? count - i : kGroup;
+    over += quantize_half<Half>(values + i, nullptr, part, out + 2 * i);
+  }
+  return over;
+}
+
 template <class Half>
 PAROPT_TARGET void dequantize_half(const std::uint8_t* data, std::size_t count, float* out) {
   std::size_t i = 0;
@@ -191,7 +233,20 @@ PAROPT_TARGET void dequantize_int8(const std::uint8_t* codes, std::size_t first,
 
 PAROPT_TARGET void dequantize_qsgd4(const std::uint8_t* codes, std::size_t first, std::size_t count,
                                     float scale, float* __restrict out) {
-  for (std::size_t i = 0; i < count; ++i) {
+  std::size_t i = 0;
+#if PAROPT_LEVEL == 2
+  const __m128i low = _mm_set1_epi8(15), eight = _mm_set1_epi8(8);
+  for (; first % 2 == 0 && i + 16 <= count; i += 16) {
+    const auto* from = reinterpret_cast<const __m128i*>(codes + (first + i) / 2);
+    const __m128i bytes = _mm_loadl_epi64(from);
+    __m128i code =
+        _mm_unpacklo_epi8(_mm_and_si128(bytes, low), _mm_and_si128(_mm_srli_epi16(bytes, 4), low));
+    code = _mm_sub_epi8(_mm_xor_si128(code, eight), eight);
+    const __m512 steps = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(code));
+    _mm512_storeu_ps(out + i, _mm512_mul_ps(steps, _mm512_set1_ps(scale)));
+  }
+#endif
+  for (; i < count; ++i) {
     const unsigned nibble = codes[(first + i) / 2] >> (4 * ((first + i) & 1)) & 15u;
     out[i] = static_cast<float>(static_cast<int>(nibble ^ 8) - 8) * scale;
   }
@@ -199,7 +254,16 @@ PAROPT_TARGET void dequantize_qsgd4(const std::uint8_t* codes, std::size_t first
 
 PAROPT_TARGET void dequantize_sign(const std::uint8_t* codes, std::size_t first, std::size_t count,
                                    float scale, float* __restrict out) {
-  for (std::size_t i = 0; i < count; ++i) {
+  std::size_t i = 0;
+#if PAROPT_LEVEL == 2
+  const __m512i plus = _mm512_set1_epi32(static_cast<int>(bits_of(scale)));
+  const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000));
+  for (; first % 8 == 0 && i + 16 <= count; i += 16) {
+    const __mmask16 minus = load<std::uint16_t>(codes + (first + i) / 8);
+    _mm512_storeu_si512(out + i, _mm512_mask_xor_epi32(plus, minus, plus, sign));
+  }
+#endif
+  for (; i < count; ++i) {
     const std::uint32_t minus = codes[(first + i) / 8] >> ((first + i) & 7) & 1u;
     out[i] = float_of(bits_of(scale) ^ minus << 31);
   }
