@@ -7,7 +7,8 @@
 
 namespace paropt {
 
-constexpr std::size_t kGroup = 256;  // values with one scale
+constexpr std::size_t kGroup = 256;   // values with one scale
+constexpr std::size_t kAhead = 2048;  // values; the processor's own prefetching stops at each page
 
 }  // namespace paropt
 

@@ -38,6 +38,10 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE void load_group(const float* __restrict value
                                                    const float* __restrict residual,
                                                    std::size_t count, float* __restrict acc) {
   for (std::size_t i = count; i < kGroup; ++i) acc[i] = 0;
+  for (std::size_t i = 0; i < kGroup; i += 16) {
+    __builtin_prefetch(values + i + kAhead);
+    if (residual != nullptr) __builtin_prefetch(residual + i + kAhead);
+  }
   if (residual == nullptr) {
     std::memcpy(acc, values, count * sizeof(float));
   } else {
