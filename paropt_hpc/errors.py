@@ -10,6 +10,7 @@ __all__ = [
     "MPINotFoundError",
     "MessageError",
     "ParoptError",
+    "StoppedError",
     "is_on_every_rank",
     "on_every_rank",
 ]
@@ -33,6 +34,10 @@ class MessageError(ParoptError, ValueError):
 
 class DivergenceError(ParoptError, ArithmeticError):
     """The loss is no longer finite."""
+
+
+class StoppedError(ParoptError, RuntimeError):
+    """The run was told to stop, and has saved what it needs to go on."""
 
 
 class MPINotFoundError(ParoptError, ImportError):

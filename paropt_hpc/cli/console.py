@@ -15,7 +15,7 @@ from rich.table import Table
 from paropt_hpc.cluster import Check, Fact
 from paropt_hpc.experiments import comparison as compare_runs
 from paropt_hpc.experiments import figures
-from paropt_hpc.train.loop import Observer
+from paropt_hpc.train.meter import Observer
 
 __all__ = ["checks", "comparison", "error", "facts", "line", "progress", "summary"]
 

@@ -21,10 +21,13 @@ from paropt_hpc.cli import console
 from paropt_hpc.cluster import describe, run_selftest
 from paropt_hpc.comm import Communicator, world
 from paropt_hpc.comm.launcher import abort, launched_rank, launched_size
-from paropt_hpc.errors import ParoptError, is_on_every_rank
+from paropt_hpc.errors import ParoptError, StoppedError, is_on_every_rank
 from paropt_hpc.train import Config, load_config, read_summary, train
 
 __all__ = ["main"]
+
+# What sysexits.h calls EX_TEMPFAIL: the same command, given again, goes on.
+STOPPED = 75
 
 app = typer.Typer(
     help="Parallel optimisation on MPI clusters.",
@@ -39,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run ``paropt`` with the given arguments (default: those of the process) and exit.
 
     The exit status is 0 for success, 1 for a failed selftest or an internal error, 2 for a
-    fault of the user's input, 130 after Ctrl-C.
+    fault of the user's input, 75 when a signal stopped a run that can go on, 130 after Ctrl-C.
     """
     sys.exit(
         _run(get_command(app), (sys.argv[1:] if arguments is None else arguments) or ["--help"])
@@ -54,6 +57,8 @@ def _run(command: Callable[..., object], arguments: list[str]) -> int:
         return stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return 130
+    except StoppedError as error:
+        return _fail(str(error), STOPPED, everywhere=is_on_every_rank(error))
     except ParoptError as error:
         return _fail(str(error), 2, everywhere=is_on_every_rank(error))
     except Exception as error:
@@ -95,15 +100,23 @@ def _version(
         raise typer.Exit
 
 
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.")
+]
+
+
 @app.command("train", epilog="mpiexec -n 4 paropt train digits.toml --set compress.method=topk")
-def train_command(config_file: ConfigFile, assignments: Assignments = None) -> None:
+def train_command(
+    config_file: ConfigFile, assignments: Assignments = None, resume: Resume = False
+) -> None:
     """Train a model as a configuration says, on as many ranks as are started.
 
     Results go to the run folder, `runs/NAME` by default: the complete configuration, the
     metrics of every epoch, and a summary.
     """
     with world() as comm:
-        config = _shared_config(comm, config_file, assignments or [])
+        assignments = [*(assignments or []), *(["run.resume=true"] if resume else [])]
+        config = _shared_config(comm, config_file, assignments)
         with console.progress(comm.rank) as observer:
             summary = train(config, comm, observer)
         if comm.rank == 0:

@@ -4,12 +4,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paropt_hpc.comm import Communicator
+from paropt_hpc.comm import Communicator, neighbor_exchange, sparse_allreduce, topology
 from paropt_hpc.compress import TopK
 from paropt_hpc.kernels import index_codec, message, reduce, rng, topk
 
@@ -37,9 +38,13 @@ def run_selftest(comm: Communicator) -> list[Check]:
         ("reduce", _check_reduce),
         ("compress: residual", _check_residual),
     ]
-    collectives = [
-        ("allreduce ring", lambda: _check_allreduce(comm, "ring")),
-        ("allreduce mpi", lambda: _check_allreduce(comm, "mpi")),
+    algorithms = ["mpi", "ring", "recursive_doubling", "hierarchical"]
+    if comm.node_size == comm.size:
+        algorithms.append("shared")
+    collectives: list[tuple[str, Callable[[], None]]] = [
+        *((f"allreduce {name}", partial(_check_allreduce, comm, name)) for name in algorithms),
+        ("sparse_allreduce", lambda: _check_sparse_allreduce(comm)),
+        ("neighbor_exchange", lambda: _check_neighbor_exchange(comm)),
         ("allgather_bytes", lambda: _check_allgather(comm)),
         ("gather_scalars", lambda: _check_scalars(comm)),
         ("broadcast", lambda: _check_broadcast(comm)),
@@ -161,6 +166,30 @@ def _check_allreduce(comm: Communicator, algorithm: str) -> None:
                 comm.allreduce(buffer, op, algorithm=algorithm)
                 if not np.allclose(buffer, getattr(parts, op)(axis=0), rtol=1e-6, atol=0):
                     raise ArithmeticError(f"{op} of {n} {dtype} is wrong")
+
+
+def _check_sparse_allreduce(comm: Communicator) -> None:
+    for dtype in DTYPES:
+        for n in SIZES:
+            parts = rng.philox(1, "selftest", n).integers(-9, 10, (comm.size, n)).astype(dtype)
+            kept = [topk.select(part, n // 10) for part in parts]
+            expected = np.zeros(n, dtype)
+            for indices, values, _ in kept:
+                reduce.scatter_add(expected, indices, values)
+            own = message.encode(kept[comm.rank].indices, kept[comm.rank].values, n)
+            for scheme in ("allgather", "split"):
+                total = np.empty(n, dtype)
+                sparse_allreduce(comm, own, total, scheme)
+                _same(scheme, total, expected)
+
+
+def _check_neighbor_exchange(comm: Communicator) -> None:
+    for graph in (topology.ring(comm.size), topology.exponential(comm.size)):
+        buffer = np.full(1000, float(comm.rank))
+        neighbor_exchange(comm, buffer, graph)
+        expected = topology.mixing_matrix(graph)[comm.rank] @ np.arange(comm.size)
+        if not np.allclose(buffer, expected, rtol=1e-12):
+            raise ArithmeticError(f"mixing on {graph.name} is wrong")
 
 
 def _check_allgather(comm: Communicator) -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar, cast
@@ -388,7 +388,7 @@ class Communicator:
             self._finish("allgather_bytes", start, 0, 0)
             return [own]
         self._agree("allgather_bytes")
-        views = self._gather_messages(own, self._allgather_word(own.size, np.int64))
+        views = self._gather_messages(own, self._allgather_words(np.array([own.size]))[:, 0])
         others = self.size - 1
         received = sum(view.size for view in views) - own.size
         self._finish("allgather_bytes", start, others * (8 + own.size), 8 * others + received)
@@ -402,11 +402,21 @@ class Communicator:
         ndarray, shape (size,), float64
             New, in the order of the ranks.
         """
+        return self.gather_vectors([value])[:, 0]
+
+    def gather_vectors(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """Give every rank some numbers of every rank, equally many of each, in one message.
+
+        Returns
+        -------
+        ndarray, shape (size, len(values)), float64
+            New, in the order of the ranks.
+        """
         start = self._start()
-        self._agree("gather_scalars")
-        values = self._allgather_word(value, np.float64)
-        self._finish("gather_scalars", start, *2 * (8 * (self.size - 1),))
-        return values
+        self._agree("gather_scalars", f"of {len(values)}")
+        rows = self._allgather_words(np.array(values, dtype=np.float64))
+        self._finish("gather_scalars", start, *2 * (rows[0].nbytes * (self.size - 1),))
+        return rows
 
     def gather_texts(self, text: str) -> list[str]:
         """Give every rank one text of every rank, in the order of the ranks."""
@@ -469,7 +479,7 @@ class Communicator:
             error = caught
         start = self._start()
         self._agree("together")
-        codes = self._allgather_word(agreement.fingerprint(error), np.int64)
+        codes = self._allgather_words(np.array([agreement.fingerprint(error)]))[:, 0]
         self._finish("together", start, *2 * (8 * (self.size - 1),))
         if codes.any():
             self._raise_together(error, codes)
@@ -724,13 +734,13 @@ class Communicator:
                 flat[:] = wide
         return 0
 
-    def _allgather_word(self, value: float, dtype: type[Any]) -> NDArray[Any]:
-        own = np.array([value], dtype=dtype)
+    def _allgather_words(self, own: NDArray[Any]) -> NDArray[Any]:
+        """Return the vectors of all ranks as rows."""
         if self.size == 1:
-            return own
-        words = np.empty(self.size, dtype=dtype)
-        self._complete(self._mpi.Iallgather(own, words), "gather")
-        return words
+            return own[None]
+        rows = np.empty((self.size, own.size), dtype=own.dtype)
+        self._complete(self._mpi.Iallgather(own, rows), "gather")
+        return rows
 
     def _gather_messages(
         self, own: NDArray[np.uint8], lengths: NDArray[np.int64]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from paropt_hpc.errors import ConfigError
 
-__all__ = ["Config", "load_config", "to_toml"]
+__all__ = ["Config", "check_identity", "identity", "load_config", "to_toml"]
 
 Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -33,6 +33,7 @@ class RunConfig(Section):
     dir: str | None = None  # run folder; by default runs/<name of the file>
     seed: Annotated[int, Field(ge=0)] = 0
     overwrite: bool = False  # replace the results in a run folder that has some
+    resume: bool = False  # go on from the newest checkpoint in the run folder, if there is one
 
 
 class DataConfig(Section):
@@ -92,7 +93,9 @@ class StrategyConfig(Section):
     """How ranks keep their parameters together."""
 
     name: Literal["allreduce", "localsgd", "gossip", "push-sum", "choco"] = "allreduce"
-    algorithm: Literal["ring", "mpi"] = "ring"  # of the dense all-reduce
+    algorithm: Literal["auto", "mpi", "ring", "recursive_doubling", "shared", "hierarchical"] = (
+        "auto"  # of the dense all-reduce
+    )
     sparse_scheme: Literal["auto", "allgather", "split", "reselect", "dense"] = "auto"
     period: Positive = 8  # localsgd: steps in the first round
     growth: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0  # localsgd: of rounds
@@ -116,6 +119,14 @@ class CompressConfig(Section):
     clip_norm: PositiveFloat | None = None  # longest gradient of one rank
 
 
+class CheckpointConfig(Section):
+    """When to save what is needed to go on, in the run folder."""
+
+    every_steps: Positive | None = None
+    every_epochs: Positive | None = None
+    keep: Positive = 2  # how many checkpoints to keep
+
+
 class Config(Section):
     """All settings of a run; every key has a default."""
 
@@ -125,6 +136,7 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     strategy: StrategyConfig = StrategyConfig()
     compress: CompressConfig = CompressConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Config":
@@ -178,6 +190,42 @@ def load_config(path: Path, assignments: Iterable[str] = ()) -> Config:
     for assignment in assignments:
         _assign(values, assignment)
     return _validate(values, str(path))
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """Return the settings that make a run what it is: its result depends on nothing else.
+
+    The number of epochs is not among them: a finished run may be made longer.
+    """
+    values = config.model_dump(include={"data", "model", "train", "strategy", "compress"})
+    del values["train"]["epochs"]
+    return values | {"seed": config.run.seed}
+
+
+def check_identity(saved: dict[str, Any], config: Config) -> None:
+    """Raise unless a checkpoint was made by a run with the same settings.
+
+    Raises
+    ------
+    ConfigError
+        Naming a setting that differs, and both values.
+    """
+    for section, values in identity(config).items():
+        before = saved.get(section)
+        if values == before:
+            continue
+        if not isinstance(values, dict) or not isinstance(before, dict):
+            raise _changed(f"run.{section}", before, values)
+        for key, value in values.items():
+            if value != before.get(key):
+                raise _changed(f"{section}.{key}", before.get(key), value)
+
+
+def _changed(key: str, before: Any, now: Any) -> ConfigError:
+    return ConfigError(
+        f"cannot resume: {key} was {before!r} when the checkpoint was made and is {now!r} now; "
+        "restore it, or start a new run in another run.dir"
+    )
 
 
 def to_toml(config: Config) -> str:

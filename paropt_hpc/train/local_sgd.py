@@ -30,8 +30,8 @@ class LocalSGD(Strategy):
         Each round is this many times as long as the one before; 1 keeps the period.
     outer_momentum, outer_lr : float
         :math:`\beta` in [0, 1) and :math:`\eta`; with 0 and 1 it is plain averaging.
-    algorithm : {"ring", "mpi"}
-        Of the all-reduce.
+    algorithm : str
+        Of the all-reduce; see `Communicator.allreduce`.
 
     References
     ----------
@@ -48,7 +48,7 @@ class LocalSGD(Strategy):
         growth: float = 1.0,
         outer_momentum: float = 0.0,
         outer_lr: float = 1.0,
-        algorithm: str = "ring",
+        algorithm: str = "auto",
     ) -> None:
         super().__init__(comm, optimizer)
         if period < 1 or growth < 1:

@@ -1,27 +1,33 @@
 """The training loop: from a configuration to a trained model and its figures."""
 
-import time
-from collections.abc import Callable
+import signal as signals
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.errors import DivergenceError, on_every_rank
+from paropt_hpc.errors import DataError, DivergenceError, StoppedError, on_every_rank
 from paropt_hpc.train.build import build_model, build_strategy
-from paropt_hpc.train.config import Config
+from paropt_hpc.train.checkpoint import Checkpoint, Checkpoints, merge, only, without
+from paropt_hpc.train.config import Config, check_identity, identity
 from paropt_hpc.train.data import load_dataset
+from paropt_hpc.train.meter import Meter, Observer
 from paropt_hpc.train.models import Batch
 from paropt_hpc.train.run_folder import RunFolder
 from paropt_hpc.train.samplers import Shard, ShardedSampler
+from paropt_hpc.train.signals import StopRequest
 
 __all__ = ["Summary", "Trainer", "train"]
 
-# Called on rank 0 after every step with (steps done, steps in all, loss of the step).
-Observer = Callable[[int, int, float], None]
+
+class Position(NamedTuple):
+    """Where a run stands: in which epoch, with how many of its batches done."""
+
+    epoch: int
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ def train(config: Config, comm: Communicator, observer: Observer | None = None) 
         On every rank, when any rank finds a fault before the first step.
     DivergenceError
         On every rank, when the loss of any rank is no longer finite.
+    StoppedError
+        On every rank, after SIGTERM or SIGUSR1 to any of them and a checkpoint.
     """
     with comm.together():
         trainer = Trainer(config, comm)
@@ -81,38 +89,78 @@ class Trainer:
         )
         self.model = build_model(config, self.data)
         self.params = self.model.init(config.run.seed, config.model.dtype)
-        self.gradient = np.empty_like(self.params)
+        self.gradient = np.empty(0)  # until `run`
         self.strategy = build_strategy(
             config, comm, self.model.layers, self.sampler.steps_per_epoch
         )
-        self.folder = None
+        self.checkpoints: Checkpoints | None = None
+        if config.run.dir is not None:
+            folder = Path(config.run.dir) / "checkpoints"
+            self.checkpoints = Checkpoints(folder, comm, config.checkpoint.keep)
+        self.folder: RunFolder | None = None
         if comm.rank == 0 and config.run.dir is not None:
             self.folder = RunFolder(Path(config.run.dir), config)
 
     def run(self, observer: Observer | None = None) -> Summary:
-        """Train for all epochs and return the figures; collective."""
+        """Train for all epochs and return the figures; collective.
+
+        Raises
+        ------
+        StoppedError
+            On every rank, after SIGTERM or SIGUSR1 to any of them and a checkpoint.
+        """
+        settings = self.config.train
+        # In memory that the ranks of a node share, its reduction there needs no copy.
+        self.gradient = self.comm.empty(self.model.size, self.params.dtype)
         self.strategy.start(self.params)
-        self.comm.traffic.reset()
-        meter = _Meter(self.comm, self.sampler.steps_per_epoch * self.config.train.epochs, observer)
-        for epoch in range(self.config.train.epochs):
-            # A diverging run is found by its loss; NumPy need not warn of it on every rank.
-            with meter, np.errstate(over="ignore", invalid="ignore"):
-                for shard in self.sampler.epoch(epoch):
-                    meter.tick(self.step(shard, meter.steps, epoch))
-                self.strategy.end_epoch(self.params)
-            self._record(epoch, meter)
+        meter = Meter(self.comm, self.sampler.steps_per_epoch * settings.epochs, observer)
+        position = self._resume(meter) if self.config.run.resume else Position(0, 0)
+        # A diverging run is found by its loss; NumPy need not warn of it on every rank.
+        with StopRequest() as stop, np.errstate(over="ignore", invalid="ignore"):
+            for epoch in range(position.epoch, settings.epochs):
+                first = position.batch if epoch == position.epoch else 0
+                self._run_epoch(epoch, first, meter, stop)
         self.strategy.finish(self.params)
         return self._summarise(meter)
 
-    def step(self, shard: Shard, number: int, epoch: int) -> float:
-        """Take one step on this rank's shard of a global batch and return the batch's loss."""
+    def _run_epoch(self, epoch: int, first: int, meter: Meter, stop: StopRequest) -> None:
+        """Take the steps of an epoch from batch `first` on, with checkpoints between them."""
+        every = self.config.checkpoint.every_steps
+        meter.start()
+        for batch, shard in enumerate(self.sampler.epoch(epoch, first), first + 1):
+            loss, signal = self.step(shard, meter.steps, epoch, stop.number)
+            meter.tick(loss)
+            last = batch == self.sampler.steps_per_epoch
+            due = every is not None and meter.steps % every == 0
+            if not last and (due or signal):
+                meter.stop()
+                self._save(Position(epoch, batch), meter, signal)
+                meter.start()
+        self.strategy.end_epoch(self.params)
+        meter.stop()
+        self._record(epoch, meter)
+        meter.losses.clear()
+        every = self.config.checkpoint.every_epochs
+        if signal or (every is not None and (epoch + 1) % every == 0):
+            self._save(Position(epoch + 1, 0), meter, signal)
+
+    def step(self, shard: Shard, number: int, epoch: int, signal: int = 0) -> tuple[float, int]:
+        """Take one step on this rank's shard of a global batch.
+
+        Returns
+        -------
+        loss : float
+            Of the global batch.
+        signal : int
+            The highest that any rank passed.
+        """
         train = self.data.train
         batch = Batch(train.x[shard.indices], train.y[shard.indices])
         loss, gradient = self.model.loss_and_grad(self.params, batch, out=self.gradient)
-        losses = self.comm.gather_scalars(loss * len(batch.y) / shard.batch)
-        _check_finite(losses, f"at step {number + 1} (epoch {epoch + 1})")
+        told = self.comm.gather_vectors([loss * len(batch.y) / shard.batch, signal])
+        _check_finite(told[:, 0], f"at step {number + 1} (epoch {epoch + 1})")
         self.strategy.step(self.params, gradient, (len(batch.y), shard.batch))
-        return float(losses.sum())
+        return float(told[:, 0].sum()), int(told[:, 1].max())
 
     def evaluate(self, data: Batch) -> tuple[float, float]:
         """Return mean loss and accuracy over `data`, each rank taking a part; collective."""
@@ -122,12 +170,73 @@ class Trainer:
         for first in range(0, part.size, 1024):  # bounded memory for any size
             rows = slice(part[first], part[min(first + 1024, part.size) - 1] + 1)
             total += self.model.evaluate(params, Batch(data.x[rows], data.y[rows]))
-        losses, correct = (self.comm.gather_scalars(value) for value in total)
+        losses, correct = self.comm.gather_vectors(total.tolist()).T
         _check_finite(losses, "in the evaluation after an epoch")
         count = max(1, len(data.y))
         return float(losses.sum() / count), float(correct.sum() / count)
 
-    def _record(self, epoch: int, meter: "_Meter") -> None:
+    def _save(self, position: Position, meter: Meter, signal: int) -> None:
+        """Write a checkpoint, and stop after it when there was a signal."""
+        if self.checkpoints is not None:
+            state = {
+                "params": self.params,
+                "strategy": self.strategy.state_dict(),
+                "probe": self._probe(),
+            }
+            if self.comm.rank > 0:
+                state = without(state, self.strategy.shared)
+            about = position._asdict() | {"meter": meter.state(), "config": identity(self.config)}
+            self.checkpoints.save(meter.steps, about, state)
+        if signal:
+            place = "no checkpoint, for want of a run.dir"
+            if self.checkpoints is not None:
+                place = f"checkpoint in {self.checkpoints.folder}; go on with --resume"
+            name = signals.Signals(signal).name
+            raise on_every_rank(StoppedError(f"stopped by {name} at step {meter.steps}: {place}"))
+
+    def _resume(self, meter: Meter) -> Position:
+        """Take over the newest whole checkpoint: model, optimizer, place in the data."""
+        found = self.checkpoints.load() if self.checkpoints is not None else None
+        if found is None:
+            if self.folder is not None:
+                self.folder.keep_metrics(0)
+            return Position(0, 0)
+        with self.comm.together():
+            check_identity(found.position["config"], self.config)
+            state = self._saved_state(found)
+            self.params[:] = state["params"]
+            self.strategy.load_state_dict(state["strategy"])
+            if found.ranks == self.comm.size:
+                self._check_probe(found, state["probe"])
+            meter.load_state(found.position["meter"])
+            if self.folder is not None:
+                self.folder.keep_metrics(found.position["epoch"])
+        return Position(found.position["epoch"], found.position["batch"])
+
+    def _saved_state(self, found: Checkpoint) -> dict[str, Any]:
+        """Return this rank's state, from as many ranks as have saved."""
+        shared = found.state(0)
+        if found.ranks == self.comm.size:
+            own = shared if self.comm.rank == 0 else found.state(self.comm.rank)
+            return merge(only(shared, self.strategy.shared), own)
+        states = [found.state(rank) for rank in range(found.ranks)]
+        return self.strategy.reshard(states, self.comm.rank, self.comm.size)
+
+    def _probe(self) -> float:
+        """Return the loss on a few samples: what a restored model must give again."""
+        rows = slice(0, 64)
+        batch = Batch(self.data.train.x[rows], self.data.train.y[rows])
+        return self.model.evaluate(self.params, batch)[0]
+
+    def _check_probe(self, found: Checkpoint, expected: float) -> None:
+        got = self._probe()
+        if not np.isclose(got, expected, rtol=1e-5, atol=0):
+            raise DataError(
+                f"the model restored from {found.folder} has loss {got} on a few samples where "
+                f"{expected} was stored; the data or the program has changed since"
+            )
+
+    def _record(self, epoch: int, meter: Meter) -> None:
         _, accuracy = self.evaluate(self.data.test)
         said = self.strategy.metrics(self.params)
         if self.folder is not None:
@@ -135,7 +244,7 @@ class Trainer:
                 {
                     "epoch": epoch + 1,
                     "step": meter.steps,
-                    "loss": meter.epoch_loss(),
+                    "loss": float(np.mean(meter.losses)),
                     "test_accuracy": accuracy,
                     "lr": self.strategy.optimizer.lr,
                     "wall_s": meter.wall_s,
@@ -145,7 +254,7 @@ class Trainer:
                 }
             )
 
-    def _summarise(self, meter: "_Meter") -> Summary:
+    def _summarise(self, meter: Meter) -> Summary:
         final_loss, _ = self.evaluate(self.data.train)
         _, test_accuracy = self.evaluate(self.data.test)
         size, n = self.comm.size, self.params.nbytes
@@ -166,41 +275,6 @@ class Trainer:
         if self.folder is not None:
             self.folder.write_summary(asdict(summary))
         return summary
-
-
-class _Meter:
-    """Time, traffic and loss of the training steps; evaluation between epochs is left out."""
-
-    def __init__(self, comm: Communicator, total: int, observer: Observer | None) -> None:
-        self.steps = 0
-        self.wall_s = 0.0
-        self.comm_s = 0.0
-        self.bytes_sent = 0
-        self._comm = comm
-        self._total = total
-        self._observer = observer if comm.rank == 0 else None
-        self._losses: list[float] = []
-
-    def __enter__(self) -> None:
-        self._losses.clear()
-        self._comm.traffic.reset()
-        self._started = time.perf_counter()
-
-    def __exit__(self, *exception: object) -> None:
-        self.wall_s += time.perf_counter() - self._started
-        self.comm_s += self._comm.traffic.seconds
-        self.bytes_sent += self._comm.traffic.bytes_sent
-
-    def tick(self, loss: float) -> None:
-        """Count a step that had this loss."""
-        self.steps += 1
-        self._losses.append(loss)
-        if self._observer is not None:
-            self._observer(self.steps, self._total, loss)
-
-    def epoch_loss(self) -> float:
-        """Return the mean loss of the steps of the last epoch."""
-        return float(np.mean(self._losses))
 
 
 def _check_finite(losses: NDArray[Any], when: str) -> None:

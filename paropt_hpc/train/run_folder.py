@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,17 @@ class RunFolder:
     def __init__(self, path: Path, config: Config) -> None:
         self.path = path
         self._metrics = path / "metrics.jsonl"
-        if self._metrics.exists() and not config.run.overwrite:
+        resume = config.run.resume and self._metrics.exists()
+        if self._metrics.exists() and not config.run.overwrite and not resume:
             raise ConfigError(
                 f"{path} already holds the results of a run; name another run.dir, "
-                "or replace them with --set run.overwrite=true"
+                "go on with --resume, or replace them with --set run.overwrite=true"
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._write("metrics.jsonl", "")
+            if not resume:
+                self._write("metrics.jsonl", "")
+                shutil.rmtree(path / "checkpoints", ignore_errors=True)
             (path / "summary.json").unlink(missing_ok=True)
             self._write("config.toml", to_toml(config))
         except OSError as error:
@@ -38,6 +42,11 @@ class RunFolder:
         """Append one record, one line of JSON."""
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+    def keep_metrics(self, count: int) -> None:
+        """Drop all records but the first `count`: what came after a checkpoint comes again."""
+        lines = self._metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+        self._write("metrics.jsonl", "".join(lines[:count]))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write the result of the whole run."""

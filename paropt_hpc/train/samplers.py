@@ -57,9 +57,13 @@ class ShardedSampler:
         self._size = size
         self._seed = seed
 
-    def epoch(self, number: int) -> Iterator[Shard]:
-        """Yield this rank's shards of epoch `number`, counted from 0; local."""
+    def epoch(self, number: int, first: int = 0) -> Iterator[Shard]:
+        """Yield this rank's shards of epoch `number` from batch `first` on; local.
+
+        Both count from 0. The batches of an epoch do not depend on the number of ranks, so
+        that a run may go on with another one in the middle.
+        """
         order = rng.philox(self._seed, "sampler", number).permutation(self.n)
-        for first in range(0, self.n, self.batch):
-            batch = order[first : first + self.batch]
+        for begin in range(first * self.batch, self.n, self.batch):
+            batch = order[begin : begin + self.batch]
             yield Shard(np.array_split(batch, self._size)[self._rank], batch.size)

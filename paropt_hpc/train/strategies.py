@@ -5,6 +5,7 @@ optimizer updates the parameters.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from paropt_hpc.comm import Communicator, sparse_allreduce
 from paropt_hpc.compress import TopK
 from paropt_hpc.errors import ConfigError, on_every_rank
 from paropt_hpc.train.arrays import Array, namespace
+from paropt_hpc.train.checkpoint import flatten, merge, only, unflatten
 from paropt_hpc.train.optimizers import Optimizer
 
 __all__ = ["AllReduce", "Strategy"]
@@ -28,6 +30,9 @@ class Strategy(ABC):
     optimizer : Optimizer
         Turns gradients into updates.
     """
+
+    #: parts of a saved state that are equal on all ranks, so that rank 0 alone saves them
+    shared: tuple[str, ...] = ()
 
     def __init__(self, comm: Communicator, optimizer: Optimizer) -> None:
         self.comm = comm
@@ -89,6 +94,19 @@ class Strategy(ABC):
         """Take over a saved state of this rank, after `start`; local."""
         self.optimizer.load_state_dict(state["optimizer"])
 
+    def reshard(self, states: list[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """Make one of `size` ranks' states from those that another number of ranks has saved.
+
+        Local. Here every rank takes the mean of all vectors: the consensus of ranks that had
+        parameters of their own.
+
+        Parameters
+        ----------
+        states : list of dict
+            In the order of the ranks; with the keys ``params`` and ``strategy``.
+        """
+        return combine(states, lambda vectors: np.mean(vectors, axis=0))
+
 
 class AllReduce(Strategy):
     """Synchronous data-parallel SGD: every rank applies the mean gradient of all ranks.
@@ -101,8 +119,8 @@ class AllReduce(Strategy):
         Applied on every rank to the same mean gradient, so parameters stay equal bit for bit.
     compressor : TopK, optional
         Sends each rank's gradient as a sparse message; dense without it.
-    algorithm : {"ring", "mpi"}
-        Of the dense all-reduce: our segmented ring or the library's own.
+    algorithm : str
+        Of the dense all-reduce; see `Communicator.allreduce`.
     sparse_scheme : {"auto", "allgather", "split", "reselect", "dense"}
         Of the sparse all-reduce, with a compressor; see `paropt_hpc.comm.sparse_allreduce`.
     accumulate : int
@@ -115,12 +133,14 @@ class AllReduce(Strategy):
         own decay comes too late to be part of what error feedback keeps.
     """
 
+    shared = ("params", "strategy/optimizer")
+
     def __init__(
         self,
         comm: Communicator,
         optimizer: Optimizer,
         compressor: TopK | None = None,
-        algorithm: str = "ring",
+        algorithm: str = "auto",
         *,
         sparse_scheme: str = "auto",
         accumulate: int = 1,
@@ -223,6 +243,33 @@ class AllReduce(Strategy):
             group = state["group"]
             self._group, self._samples = int(group["steps"]), int(group["samples"])
             self._sum[:] = group["sum"]
+
+    def reshard(self, states: list[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """Take the parameters as they are, and deal out the residuals, so that no part is lost.
+
+        Each new rank gets the sum of every `size`-th old rank's, times the ratio of the sizes:
+        what a rank sends counts for one part in as many as there are ranks.
+        """
+        own = states[rank::size] or [combine(states[:1], lambda vectors: np.zeros_like(vectors[0]))]
+        ratio = size / len(states)
+        dealt = combine(own, lambda vectors: ratio * np.sum(vectors, axis=0))
+        state = merge(dealt, only(states[0], self.shared))
+        if "group" in state["strategy"]:  # a sum over all ranks' samples, not a mean
+            state["strategy"]["group"]["sum"] /= ratio
+        return state
+
+
+def combine(states: list[dict[str, Any]], by: Callable[[list[Array]], Array]) -> dict[str, Any]:
+    """Combine the vectors of saved states; numbers are taken from the first."""
+    leaves = [flatten(state) for state in states]
+    names = [name for name in leaves[0] if all(name in other for other in leaves)]
+    combined = {
+        name: by([other[name] for other in leaves]).astype(leaves[0][name].dtype)
+        if isinstance(leaves[0][name], np.ndarray)
+        else leaves[0][name]
+        for name in names
+    }
+    return unflatten((name, np.asarray(value)) for name, value in combined.items())
 
 
 def clip(gradient: Array, norm: float) -> None:

@@ -324,9 +324,8 @@ def test_what_needs_the_native_module_or_one_node_says_so(world):
             with pytest.raises(ConfigError, match="needs the native module; use 'ring'"):
                 comm.allreduce(np.zeros(3), "sum", algorithm)
         comm.allreduce(np.zeros(3), "sum")
-    with Communicator(world, node_size=1) as comm:
-        with pytest.raises(ConfigError, match="one node"):
-            comm.allreduce(np.zeros(3), "sum", "shared")
+    with Communicator(world, node_size=1) as comm, pytest.raises(ConfigError, match="one node"):
+        comm.allreduce(np.zeros(3), "sum", "shared")
 
 
 # ---- memory, messages, communicators ------------------------------------------------------------
