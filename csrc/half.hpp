@@ -29,10 +29,12 @@ inline float float_of(std::uint32_t bits) {
 
 inline float to_float(BFloat16 x) { return float_of(std::uint32_t{x.bits} << 16); }
 
-// Multiplying by 2^112 moves the exponent's bias and makes subnormal numbers normal.
+// A NaN comes out quiet, as from the processor. Multiplying by 2^112 moves the exponent's bias and
+// makes subnormal numbers normal.
 inline float to_float(Float16 x) {
   const std::uint32_t magnitude = x.bits & 0x7fffu, sign = (x.bits & 0x8000u) << 16;
-  if (magnitude >= 0x7c00) return float_of(sign | 0x7f800000 | (magnitude & 0x3ffu) << 13);
+  if (magnitude > 0x7c00) return float_of(sign | 0x7fc00000 | (magnitude & 0x3ffu) << 13);
+  if (magnitude == 0x7c00) return float_of(sign | 0x7f800000);
   return float_of(sign | bits_of(float_of(magnitude << 13) * 0x1p112f));
 }
 

@@ -321,7 +321,7 @@ std::size_t encode_indices(const I* indices, std::size_t k, std::uint64_t n, Cod
     return raw_bytes(n, k);
   }
   const std::size_t size = (n + 7) / 8;
-  std::memset(out, 0, size);
+  if (size > 0) std::memset(out, 0, size);
   PAROPT_DISPATCH(set_ones(indices, k, out));
   return size;
 }
@@ -350,11 +350,18 @@ void validate_indices(const std::uint8_t* data, std::size_t size, std::uint64_t 
 
 template <class T>
 void decode_scatter_add(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
-                        Codec codec, const std::uint8_t* values, T scale, T* dense) {
-  walk_with_narrow_indices(
-      data, size, n, k, codec, [=](const auto* indices, std::size_t first, std::size_t count) {
-        PAROPT_DISPATCH(scatter_block(dense, indices, values + first * sizeof(T), count, scale));
-      });
+                        Codec codec, ValueType type, const std::uint8_t* values, T scale,
+                        T* dense) {
+  walk_with_narrow_indices(data, size, n, k, codec,
+                           [=](const auto* indices, std::size_t first, std::size_t count) {
+                             T decoded[kBlock];
+                             if constexpr (sizeof(T) == 8) {
+                               std::memcpy(decoded, values + first * sizeof(T), count * sizeof(T));
+                             } else {
+                               dequantize(type, values, k, first, count, decoded);
+                             }
+                             PAROPT_DISPATCH(scatter_block(dense, indices, decoded, count, scale));
+                           });
 }
 
 template std::uint64_t needed_bytes(const std::uint32_t*, std::size_t, std::uint64_t, Codec,
@@ -372,8 +379,8 @@ template void decode_indices(const std::uint8_t*, std::size_t, std::uint64_t, st
 template void decode_indices(const std::uint8_t*, std::size_t, std::uint64_t, std::size_t, Codec,
                              std::uint64_t*);
 template void decode_scatter_add(const std::uint8_t*, std::size_t, std::uint64_t, std::size_t,
-                                 Codec, const std::uint8_t*, float, float*);
+                                 Codec, ValueType, const std::uint8_t*, float, float*);
 template void decode_scatter_add(const std::uint8_t*, std::size_t, std::uint64_t, std::size_t,
-                                 Codec, const std::uint8_t*, double, double*);
+                                 Codec, ValueType, const std::uint8_t*, double, double*);
 
 }  // namespace paropt

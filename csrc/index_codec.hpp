@@ -16,6 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "quantize.hpp"
+
 namespace paropt {
 
 enum class Codec : std::uint8_t { rice = 1, bitmap = 2, elias_fano = 3, raw = 4 };
@@ -57,10 +59,10 @@ void validate_indices(const std::uint8_t* data, std::size_t size, std::uint64_t 
                       Codec codec);
 
 // dense[index] += scale * values[j] for the j-th index, without a list of them between; the values
-// are given as bytes since in a message they need not be aligned. Call validate_indices first: this
+// are the bytes of k values of a type that decodes to T. Call validate_indices first: this
 // function throws too, but not before the first write.
 template <class T>
 void decode_scatter_add(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
-                        Codec codec, const std::uint8_t* values, T scale, T* dense);
+                        Codec codec, ValueType type, const std::uint8_t* values, T scale, T* dense);
 
 }  // namespace paropt

@@ -331,9 +331,7 @@ PAROPT_TARGET void set_ones(const I* indices, std::size_t k, std::uint8_t* bytes
 }
 
 template <class T, class I>
-PAROPT_TARGET void scatter_block(T* dense, const I* indices, const std::uint8_t* values,
-                                 std::size_t count, T scale) {
-  for (std::size_t i = 0; i < count; ++i) {
-    dense[indices[i]] += scale * load<T>(values + i * sizeof(T));
-  }
+PAROPT_TARGET void scatter_block(T* dense, const I* indices, const T* values, std::size_t count,
+                                 T scale) {
+  for (std::size_t i = 0; i < count; ++i) dense[indices[i]] += scale * values[i];
 }

@@ -74,9 +74,13 @@ std::string hex(std::uint32_t x) {
 
 std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
-std::uint64_t value_bytes(ValueType type) { return type == ValueType::float32 ? 4 : 8; }
+// Values of all types but one decode to float32.
+template <class T>
+bool decodes_to(ValueType type) {
+  return (type == ValueType::float64) == (sizeof(T) == 8);
+}
 
-const char* type_name(ValueType type) { return type == ValueType::float32 ? "float32" : "float64"; }
+const char* decoded_name(bool wide) { return wide ? "float64" : "float32"; }
 
 // The CRC of the message with zeros in place of the checksum itself.
 std::uint32_t message_checksum(const std::uint8_t* data, std::size_t size) {
@@ -115,9 +119,8 @@ void check_kind(const std::uint8_t* data, std::size_t size) {
   if (data[5] < 1 || data[5] > kCodecs) {
     throw FormatError("index codec must be from 1 to 4, got " + std::to_string(data[5]));
   }
-  if (data[6] != 1 && data[6] != 2) {
-    throw FormatError("value type must be 1 (float32) or 2 (float64), got " +
-                      std::to_string(data[6]));
+  if (data[6] < 1 || data[6] > kValueTypes) {
+    throw FormatError("value type must be from 1 to 7, got " + std::to_string(data[6]));
   }
   if (data[7] != 0 || load<std::uint32_t>(data + kChecksumAt + 4) != 0) {
     throw FormatError("reserved bytes of the header must be zero");
@@ -131,27 +134,28 @@ std::uint32_t crc32(const std::uint8_t* data, std::size_t size, std::uint32_t be
 }
 
 std::uint64_t max_message_bytes(std::uint64_t n, std::uint64_t k, Codec codec, ValueType type) {
-  return kHeaderBytes + padded(max_encoded_bytes(n, k, codec)) + k * value_bytes(type);
+  return kHeaderBytes + padded(max_encoded_bytes(n, k, codec)) + value_bytes(type, k);
 }
 
 template <class I>
 std::uint64_t needed_message_bytes(const I* indices, std::size_t k, std::uint64_t n, Codec codec,
                                    std::uint64_t room, ValueType type) {
-  const std::uint64_t rest = kHeaderBytes + k * value_bytes(type);
+  const std::uint64_t rest = kHeaderBytes + value_bytes(type, k);
   room = room < rest ? 0 : room - rest;
   return rest + padded(needed_bytes(indices, k, n, codec, room));
 }
 
-template <class T, class I>
-std::size_t encode_message(const I* indices, const T* values, std::size_t k, std::uint64_t n,
-                           Codec codec, std::uint8_t* out) {
+template <class I>
+std::size_t encode_message(const I* indices, const void* values, std::size_t k, std::uint64_t n,
+                           Codec codec, ValueType type, std::uint8_t* out) {
   std::uint8_t* payload = out + kHeaderBytes;
   const std::size_t index_bytes = encode_indices(indices, k, n, codec, payload);
   const std::size_t value_at = padded(index_bytes);
   std::memset(payload + index_bytes, 0, value_at - index_bytes);
-  std::memcpy(payload + value_at, values, k * sizeof(T));
-  const std::size_t size = kHeaderBytes + value_at + k * sizeof(T);
-  write_header(out, codec, ValueTypeOf<T>::value, n, k, index_bytes);
+  const std::size_t bytes = value_bytes(type, k);
+  if (bytes > 0) std::memcpy(payload + value_at, values, bytes);
+  const std::size_t size = kHeaderBytes + value_at + bytes;
+  write_header(out, codec, type, n, k, index_bytes);
   store(out + kChecksumAt, message_checksum(out, size));
   return size;
 }
@@ -175,7 +179,7 @@ MessageHeader read_header(const std::uint8_t* data, std::size_t size) {
                       std::to_string(size));
   }
   const std::uint64_t expected =
-      kHeaderBytes + padded(header.index_bytes) + header.k * value_bytes(header.value_type);
+      kHeaderBytes + padded(header.index_bytes) + value_bytes(header.value_type, header.k);
   if (size != expected) {
     throw FormatError("message must take " + std::to_string(expected) +
                       " bytes by its header, got " + std::to_string(size));
@@ -194,28 +198,35 @@ void verify_message(const std::uint8_t* data, std::size_t size, const MessageHea
       throw FormatError("padding between indices and values must be zero");
     }
   }
+  validate_values(header.value_type, data + kHeaderBytes + padded(header.index_bytes), header.k);
 }
 
 template <class T, class I>
 void decode_message(const std::uint8_t* data, const MessageHeader& header, I* indices, T* values) {
   const std::uint8_t* payload = data + kHeaderBytes;
   decode_indices(payload, header.index_bytes, header.n, header.k, header.codec, indices);
-  std::memcpy(values, payload + padded(header.index_bytes), header.k * sizeof(T));
+  const std::uint8_t* encoded = payload + padded(header.index_bytes);
+  if constexpr (sizeof(T) == 8) {
+    if (header.k > 0) std::memcpy(values, encoded, header.k * sizeof(T));
+  } else {
+    dequantize(header.value_type, encoded, header.k, 0, header.k, values);
+  }
 }
 
 template <class T>
 void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t n, T scale,
                         T* dense) {
   const MessageHeader header = read_header(data, size);
-  if (header.value_type != ValueTypeOf<T>::value || header.n != n) {
+  if (!decodes_to<T>(header.value_type) || header.n != n) {
     throw FormatError("message must be for " + std::to_string(n) + " entries of " +
-                      type_name(ValueTypeOf<T>::value) + " as dense is, got " +
-                      std::to_string(header.n) + " of " + type_name(header.value_type));
+                      decoded_name(sizeof(T) == 8) + " as dense is, got " +
+                      std::to_string(header.n) + " of " +
+                      decoded_name(header.value_type == ValueType::float64));
   }
   verify_message(data, size, header);
   const std::uint8_t* payload = data + kHeaderBytes;
   validate_indices(payload, header.index_bytes, n, header.k, header.codec);
-  decode_scatter_add(payload, header.index_bytes, n, header.k, header.codec,
+  decode_scatter_add(payload, header.index_bytes, n, header.k, header.codec, header.value_type,
                      payload + padded(header.index_bytes), scale, dense);
 }
 
@@ -223,14 +234,10 @@ template std::uint64_t needed_message_bytes(const std::uint32_t*, std::size_t, s
                                             std::uint64_t, ValueType);
 template std::uint64_t needed_message_bytes(const std::uint64_t*, std::size_t, std::uint64_t, Codec,
                                             std::uint64_t, ValueType);
-template std::size_t encode_message(const std::uint32_t*, const float*, std::size_t, std::uint64_t,
-                                    Codec, std::uint8_t*);
-template std::size_t encode_message(const std::uint64_t*, const float*, std::size_t, std::uint64_t,
-                                    Codec, std::uint8_t*);
-template std::size_t encode_message(const std::uint32_t*, const double*, std::size_t, std::uint64_t,
-                                    Codec, std::uint8_t*);
-template std::size_t encode_message(const std::uint64_t*, const double*, std::size_t, std::uint64_t,
-                                    Codec, std::uint8_t*);
+template std::size_t encode_message(const std::uint32_t*, const void*, std::size_t, std::uint64_t,
+                                    Codec, ValueType, std::uint8_t*);
+template std::size_t encode_message(const std::uint64_t*, const void*, std::size_t, std::uint64_t,
+                                    Codec, ValueType, std::uint8_t*);
 template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint32_t*, float*);
 template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint64_t*, float*);
 template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint32_t*, double*);

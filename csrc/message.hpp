@@ -1,4 +1,5 @@
-// Messages: the encoded bytes of one sparse vector, that is header, indices, values.
+// Messages: the encoded bytes of one sparse vector, that is header, indices, values, the
+// latter plain or quantised.
 //
 // docs/wire-format.md fixes the bytes. Everything that reads a message treats it as hostile:
 // nothing outside [data, data + size) is read, and FormatError says what is wrong.
@@ -8,21 +9,9 @@
 #include <cstdint>
 
 #include "index_codec.hpp"
+#include "quantize.hpp"
 
 namespace paropt {
-
-enum class ValueType : std::uint8_t { float32 = 1, float64 = 2 };
-
-template <class T>
-struct ValueTypeOf;
-template <>
-struct ValueTypeOf<float> {
-  static constexpr ValueType value = ValueType::float32;
-};
-template <>
-struct ValueTypeOf<double> {
-  static constexpr ValueType value = ValueType::float64;
-};
 
 constexpr std::size_t kHeaderBytes = 40;
 constexpr std::uint8_t kMessageVersion = 1;
@@ -42,25 +31,27 @@ template <class I>
 std::uint64_t needed_message_bytes(const I* indices, std::size_t k, std::uint64_t n, Codec codec,
                                    std::uint64_t room, ValueType type);
 
-// Encode into `out`, which has needed_message_bytes, and return the bytes written. Throws
-// std::invalid_argument unless the indices are strictly ascending and below n.
-template <class T, class I>
-std::size_t encode_message(const I* indices, const T* values, std::size_t k, std::uint64_t n,
-                           Codec codec, std::uint8_t* out);
+// Encode into `out`, which has needed_message_bytes, and return the bytes written; `values` are
+// value_bytes bytes, as they are in memory or as `quantize` made them. Throws std::invalid_argument
+// unless the indices are strictly ascending and below n.
+template <class I>
+std::size_t encode_message(const I* indices, const void* values, std::size_t k, std::uint64_t n,
+                           Codec codec, ValueType type, std::uint8_t* out);
 
 // Read the header and check it against `size`; the payload is not looked at.
 MessageHeader read_header(const std::uint8_t* data, std::size_t size);
 
-// Check the checksum and the padding of a message whose header has been read.
+// Check the checksum and the spare bits of a message whose header has been read.
 void verify_message(const std::uint8_t* data, std::size_t size, const MessageHeader& header);
 
-// Decode a verified message into k indices and k values of the header's type. I as for n in
-// index_codec.hpp. Throws FormatError for bad indices; the outputs may then have been written.
+// Decode a verified message into k indices and k values: T is double for float64, else float. I as
+// for n in index_codec.hpp. Throws FormatError for bad indices; the outputs may then have been
+// written.
 template <class T, class I>
 void decode_message(const std::uint8_t* data, const MessageHeader& header, I* indices, T* values);
 
-// Add scale * values to dense, n entries, after all checks; a bad message, one of another value
-// type or of another n changes nothing.
+// Add scale * values to dense, n entries, after all checks; a bad message, one of values that do
+// not decode to T or of another n changes nothing.
 template <class T>
 void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t n, T scale,
                         T* dense);

@@ -12,6 +12,7 @@
 #include "common.hpp"
 #include "index_codec.hpp"
 #include "message.hpp"
+#include "quantize.hpp"
 #include "reduce.hpp"
 #include "topk.hpp"
 
@@ -240,19 +241,53 @@ void validate_indices(const Bytes& data, std::uint64_t n, std::size_t k, int cod
   unlocked([=] { paropt::validate_indices(d, size, n, k, c); });
 }
 
-template <class T, class I>
-std::size_t encode_message(const Array<I>& indices, const Array<T>& values, std::uint64_t n,
-                           int codec, Bytes& out) {
+paropt::ValueType value_type_of(int id) {
+  require(id >= 1 && id <= paropt::kValueTypes, "value type must be from 1 to 7");
+  return static_cast<paropt::ValueType>(id);
+}
+
+template <class I>
+std::size_t encode_message(const Array<I>& indices, const Bytes& values, std::uint64_t n, int codec,
+                           int type, Bytes& out) {
   const std::size_t k = length(indices);
-  require(length(values) == k, "indices and values must have the same length");
+  const paropt::Codec c = codec_of(codec);
+  const paropt::ValueType t = value_type_of(type);
+  require(length(values) == paropt::value_bytes(t, k), "values must have the bytes of k values");
   require_counts(n, k);
   require_index_type<I>(n);
-  const paropt::Codec c = codec_of(codec);
   const I* i = input(indices);
-  const T* v = input(values);
-  std::uint8_t* o = output(
-      out, paropt::needed_message_bytes(i, k, n, c, length(out), paropt::ValueTypeOf<T>::value));
-  return unlocked([=] { return paropt::encode_message(i, v, k, n, c, o); });
+  const std::uint8_t* v = input(values);
+  std::uint8_t* o = output(out, paropt::needed_message_bytes(i, k, n, c, length(out), t));
+  return unlocked([=] { return paropt::encode_message(i, v, k, n, c, t, o); });
+}
+
+std::size_t quantize(const Array<float>& values, std::optional<Array<float>>& residual, int type,
+                     std::uint64_t seed, Bytes& out) {
+  const std::size_t count = length(values);
+  const paropt::ValueType t = value_type_of(type);
+  require(type > 2, "value type must be a quantised one");
+  require(!residual || length(*residual) == count, "residual must be as long as values");
+  const float* v = input(values);
+  float* r = residual ? output(*residual, count) : nullptr;
+  std::uint8_t* o = output(out, paropt::value_bytes(t, count));
+  return unlocked([=] { return paropt::quantize(t, v, r, count, seed, o); });
+}
+
+void dequantize(const Bytes& data, int type, Array<float>& out) {
+  const std::size_t count = length(out);
+  const paropt::ValueType t = value_type_of(type);
+  require(type != 2, "value type must be one that decodes to float32");
+  const std::uint8_t* d = input(data);
+  if (length(data) != paropt::value_bytes(t, count)) {
+    throw paropt::FormatError(std::to_string(count) + " values must take " +
+                              std::to_string(paropt::value_bytes(t, count)) + " bytes, got " +
+                              std::to_string(length(data)));
+  }
+  float* o = output(out, count);
+  unlocked([=] {
+    paropt::validate_values(t, d, count);
+    paropt::dequantize(t, d, count, 0, count, o);
+  });
 }
 
 py::tuple read_header(const Bytes& data) {
@@ -266,8 +301,8 @@ void decode_message(const Bytes& data, Array<I>& indices, Array<T>& values) {
   const std::uint8_t* d = input(data);
   const std::size_t size = length(data);
   const paropt::MessageHeader header = paropt::read_header(d, size);
-  require(header.value_type == paropt::ValueTypeOf<T>::value,
-          "values must have the message's type");
+  require((header.value_type == paropt::ValueType::float64) == (sizeof(T) == 8),
+          "values must have the type that the message decodes to");
   require_index_type<I>(header.n);
   I* i = output(indices, header.k);
   T* v = output(values, header.k);
@@ -324,8 +359,6 @@ template <class T, class I>
 void define_for_pair(py::module_& m) {
   m.def("scatter_add", &scatter_add<T, I>, py::arg("dense").noconvert(),
         py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("scale"));
-  m.def("encode_message", &encode_message<T, I>, py::arg("indices").noconvert(),
-        py::arg("values").noconvert(), py::arg("n"), py::arg("codec"), py::arg("out").noconvert());
   m.def("decode_message", &decode_message<T, I>, py::arg("data").noconvert(),
         py::arg("indices").noconvert(), py::arg("values").noconvert());
 }
@@ -341,6 +374,9 @@ void define_for_value(py::module_& m) {
 
 template <class I>
 void define_for_index(py::module_& m) {
+  m.def("encode_message", &encode_message<I>, py::arg("indices").noconvert(),
+        py::arg("values").noconvert(), py::arg("n"), py::arg("codec"), py::arg("value_type"),
+        py::arg("out").noconvert());
   m.def("choose_codec", &choose_codec<I>, py::arg("indices").noconvert(), py::arg("n"));
   m.def("encode_indices", &encode_indices<I>, py::arg("indices").noconvert(), py::arg("n"),
         py::arg("codec"), py::arg("out").noconvert());
@@ -372,6 +408,10 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   define_for_value<double>(m);
   define_for_index<std::uint32_t>(m);
   define_for_index<std::uint64_t>(m);
+  m.def("quantize", &quantize, py::arg("values").noconvert(), py::arg("residual").noconvert(),
+        py::arg("value_type"), py::arg("seed"), py::arg("out").noconvert());
+  m.def("dequantize", &dequantize, py::arg("data").noconvert(), py::arg("value_type"),
+        py::arg("out").noconvert());
   m.def("max_chosen_bytes", &max_chosen_bytes, py::arg("n"), py::arg("k"));
   m.def("max_encoded_bytes", &max_encoded_bytes, py::arg("n"), py::arg("k"), py::arg("codec"));
   m.def("validate_indices", &validate_indices, py::arg("data").noconvert(), py::arg("n"),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paropt_hpc.kernels import index_codec
+from paropt_hpc.kernels import index_codec, quantize
 from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.kernels.checks import (
     FLOATS,
@@ -19,6 +19,7 @@ from paropt_hpc.kernels.checks import (
     to_bytes,
 )
 from paropt_hpc.kernels.index_codec import Codec, index_dtype
+from paropt_hpc.kernels.quantize import Quantized, ValueType
 
 __all__ = [
     "HEADER_BYTES",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 HEADER_BYTES = 40
-_VALUE_TYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
+_PLAIN = {np.dtype(np.float32): ValueType.FLOAT32, np.dtype(np.float64): ValueType.FLOAT64}
 _UINT8 = np.dtype(np.uint8)
 
 
@@ -43,8 +44,8 @@ class Header(NamedTuple):
     version: int
     #: how the indices are encoded
     codec: Codec
-    #: dtype of the values
-    dtype: np.dtype[Any]
+    #: how the values are encoded
+    value_type: ValueType
     #: length of the vector
     n: int
     #: number of entries in the message
@@ -53,6 +54,11 @@ class Header(NamedTuple):
     index_bytes: int
     #: CRC-32 of the message with zeros in its own place
     checksum: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values once they are decoded."""
+        return np.dtype(np.float64 if self.value_type is ValueType.FLOAT64 else np.float32)
 
 
 class Decoded(NamedTuple):
@@ -66,18 +72,27 @@ class Decoded(NamedTuple):
     n: int
 
 
-def max_bytes(n: int, k: int, dtype: Any, codec: Codec | str = "auto") -> int:
-    """Return the size in bytes of a buffer that holds any message of k of n values of `dtype`."""
-    dtype = np.dtype(dtype)
-    if dtype not in FLOATS:
-        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
+def max_bytes(n: int, k: int, values: ValueType | Any, codec: Codec | str = "auto") -> int:
+    """Return the size of a buffer that holds any message of k of n values of a type.
+
+    `values` is a `ValueType`, or float32 or float64 as a dtype.
+    """
+    value_type = values if isinstance(values, ValueType) else _plain(np.dtype(values))
     index_bytes = index_codec.max_encoded_bytes(n, k, codec)
-    return HEADER_BYTES + -(-index_bytes // 8) * 8 + k * int(dtype.itemsize)
+    return HEADER_BYTES + -(-index_bytes // 8) * 8 + quantize.encoded_bytes(value_type, k)
+
+
+def _plain(dtype: np.dtype[Any]) -> ValueType:
+    if dtype not in _PLAIN:
+        raise TypeError(
+            f"dtype must be float32 or float64, got {dtype}; quantise values to send fewer bits"
+        )
+    return _PLAIN[dtype]
 
 
 def encode(
     indices: NDArray[Any],
-    values: NDArray[Any],
+    values: NDArray[Any] | Quantized,
     n: int,
     out: NDArray[np.uint8] | None = None,
     codec: Codec | str = "auto",
@@ -88,12 +103,13 @@ def encode(
     ----------
     indices : ndarray, shape (k,), dtype ``index_dtype(n)``
         Strictly ascending, each below n.
-    values : ndarray, shape (k,), float32 or float64
-        Any bits, NaN included, are kept.
+    values : ndarray, shape (k,), float32 or float64, or Quantized
+        Plain values, of which any bits, NaN included, are kept; or what `quantize.encode` made of
+        k values.
     n : int
         Length of the vector, at most 2**40.
     out : ndarray, uint8, optional
-        At least ``max_bytes(n, k, values.dtype, codec)`` bytes.
+        At least ``max_bytes(n, k, values, codec)`` bytes, with the type of the values.
     codec : Codec or str
         One of `index_codec.Codec` or its name, or ``auto`` for the fewest bytes.
 
@@ -112,9 +128,15 @@ def encode(
     """
     n, _ = check_counts(n)
     check_array("indices", indices, (index_dtype(n),))
-    check_array("values", values, FLOATS, length=indices.size)
     _, k = check_counts(n, indices.size)
-    size = max_bytes(n, k, values.dtype, codec)
+    if isinstance(values, Quantized):
+        value_type, data = values.type, values.data
+        if values.size != k:
+            raise ValueError(f"values must have {k} entries, got {values.size}")
+    else:
+        check_array("values", values, FLOATS, length=k)
+        value_type, data = _PLAIN[values.dtype], values.view(np.uint8)
+    size = max_bytes(n, k, value_type, codec)
     codec = index_codec.resolve(codec) or index_codec.choose(indices, n)
     if out is None:
         out = np.empty(size, np.uint8)
@@ -122,8 +144,9 @@ def encode(
     if out.size < size:
         raise ValueError(f"out must have at least {size} bytes, got {out.size}")
     check_separate("out", out, "indices", indices)
-    check_separate("out", out, "values", values)
-    return out[: implementation().encode_message(indices, values, n, int(codec), out)]
+    check_separate("out", out, "values", data)
+    size = implementation().encode_message(indices, data, n, int(codec), int(value_type), out)
+    return out[:size]
 
 
 def header(data: Any) -> Header:
@@ -137,7 +160,7 @@ def header(data: Any) -> Header:
         If the bytes are no message of this version, or their number is not what it says.
     """
     version, codec, value_type, *rest = implementation().read_header(to_bytes("data", data))
-    return Header(version, Codec(codec), _VALUE_TYPES[value_type], *rest)
+    return Header(version, Codec(codec), ValueType(value_type), *rest)
 
 
 def decode(data: Any, out: tuple[NDArray[Any], NDArray[Any]] | None = None) -> Decoded:
@@ -177,15 +200,16 @@ def decode_add(data: Any, dense: NDArray[Any], scale: float = 1) -> None:
     data : bytes-like or ndarray of uint8
         The message; not trusted.
     dense : ndarray, shape (n,), float32 or float64
-        Of the message's length and dtype.
+        Of the message's length, and of the dtype that its values decode to.
     scale : float
         Taken in the dtype of `dense`; the product is rounded before the sum.
 
     Raises
     ------
     MessageError
-        If the bytes are not exactly one valid message, or it is for another length or dtype than
-        that of `dense`. All is checked before the first write: `dense` is then unchanged.
+        If the bytes are not exactly one valid message, or it is for another length than that of
+        `dense`, or its values decode to another dtype. All is checked before the first write:
+        `dense` is then unchanged.
     TypeError, ValueError
         If `dense` has another dtype than it must, or is strided, misaligned or read-only.
     """

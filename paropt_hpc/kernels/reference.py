@@ -8,6 +8,7 @@ import struct
 import zlib
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,17 +21,20 @@ __all__ = [
     "decode_add_message",
     "decode_indices",
     "decode_message",
+    "dequantize",
     "encode_indices",
     "encode_message",
     "keys",
     "max_chosen_bytes",
     "max_encoded_bytes",
+    "quantize",
     "reach_count",
     "reach_take",
     "read_header",
     "scatter_add",
     "topk",
     "validate_indices",
+    "value_bytes",
 ]
 
 _Array = NDArray[Any]
@@ -42,7 +46,9 @@ _MOST_LOW_BITS = 40
 _HEADER = struct.Struct("<4sBBBBQQQII")
 _CHECKSUM_AT = 32
 _MAGIC, _VERSION = b"PRPT", 1
-_VALUE_TYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
+_FLOAT32, _FLOAT64, _FLOAT16, _BFLOAT16, _INT8, _QSGD4, _SIGN = range(1, 8)
+_CODE_BITS = (0, 32, 64, 16, 16, 8, 4, 1)
+_GROUP = 256  # values with one scale
 
 
 def topk(gradient: _Array, residual: _Array | None, k: int, indices: _Array, values: _Array) -> int:
@@ -313,6 +319,131 @@ def _decode_bitmap(data: _Bytes, n: int, k: int) -> _Array:
     return positions
 
 
+# ---- values ----------------------------------------------------------------------------------
+
+
+def value_bytes(value_type: int, count: int) -> int:
+    """Return the number of bytes of `count` values."""
+    return _scale_bytes(value_type, count) + _ceil_div(count * _CODE_BITS[value_type], 8)
+
+
+def quantize(
+    values: _Array, residual: _Array | None, value_type: int, seed: int, out: _Bytes
+) -> int:
+    """Encode into `out`, leave the rest in `residual`; return how many values saturated."""
+    acc, saturated = _accumulated(values, residual), 0
+    with np.errstate(all="ignore"):
+        if value_type == _FLOAT16:
+            beyond = (np.abs(acc) >= 65520) & np.isfinite(acc)
+            saturated = int(np.count_nonzero(beyond))
+            inside = np.where(beyond, np.copysign(np.float32(65504), acc), acc)
+            encoded = inside.astype(np.float16).tobytes()
+        elif value_type == _BFLOAT16:
+            encoded = acc.astype(ml_dtypes.bfloat16).tobytes()
+        else:
+            encoded = _quantize_groups(acc, value_type, seed)
+    out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    if residual is not None:
+        sent = np.empty_like(acc)
+        dequantize(out[: len(encoded)], value_type, sent)
+        with np.errstate(all="ignore"):
+            residual[:] = acc - sent
+    return saturated
+
+
+def dequantize(data: _Bytes, value_type: int, out: _Array) -> None:
+    """Decode out.size values."""
+    size = value_bytes(value_type, out.size)
+    if data.size != size:
+        raise MessageError(f"{out.size} values must take {size} bytes, got {data.size}")
+    _validate_values(data, value_type, out.size)
+    plain = {_FLOAT32: np.float32, _FLOAT16: np.float16, _BFLOAT16: ml_dtypes.bfloat16}
+    if value_type in plain:
+        out[:] = np.frombuffer(data.tobytes(), plain[value_type])
+        return
+    at = _scale_bytes(value_type, out.size)
+    scales = np.frombuffer(data[:at].tobytes(), np.float32).repeat(_GROUP)[: out.size]
+    codes = data[at:]
+    with np.errstate(all="ignore"):
+        if value_type == _INT8:
+            out[:] = codes.view(np.int8) * scales
+        elif value_type == _QSGD4:
+            nibbles = np.stack([codes & 15, codes >> 4], axis=1).reshape(-1)[: out.size]
+            out[:] = ((nibbles.astype(np.int8) ^ 8) - 8) * scales
+        else:
+            minus = _unpack(codes)[: out.size].astype(np.uint32)
+            out[:] = (scales.view(np.uint32) ^ minus << 31).view(np.float32)
+
+
+def _quantize_groups(acc: _Array, value_type: int, seed: int) -> bytes:
+    groups = _ceil_div(acc.size, _GROUP)
+    x = np.zeros((groups, _GROUP), np.float32)
+    x.reshape(-1)[: acc.size] = acc
+    if value_type == _SIGN:
+        scales = _mean_magnitudes(x, acc.size)
+        codes = _pack(np.signbit(acc).astype(np.uint8))
+    elif value_type == _INT8:
+        scales, steps = _steps(x, 127)
+        codes = np.rint(steps).astype(np.int8).reshape(-1)[: acc.size].tobytes()
+    else:
+        scales, steps = _steps(x, 7)
+        shifted = steps + _uniform(groups, seed) + np.float32(8)
+        nibbles = np.minimum(shifted.astype(np.int32) - 8, 7).reshape(-1)[: acc.size] & 15
+        nibbles = np.append(nibbles, [0] * (acc.size % 2)).astype(np.uint8)
+        codes = (nibbles[::2] | nibbles[1::2] << 4).tobytes()
+    return scales.tobytes() + codes
+
+
+def _steps(x: _Array, most: int) -> tuple[_Array, _Array]:
+    """Return the scales of groups, and the values in units of these."""
+    scales = np.abs(x).max(axis=1, initial=0) / np.float32(most)
+    scales[scales < np.float32(2.0**-126)] = 0
+    scales[~np.isfinite(x).all(axis=1)] = np.nan
+    by = np.where(scales > 0, np.float32(1) / scales, np.float32(0))
+    return scales, np.where(by[:, None] > 0, x * by[:, None], np.float32(0))
+
+
+def _mean_magnitudes(x: _Array, count: int) -> _Array:
+    # The order of the native sum: 16 side by side, then by halves.
+    magnitudes = np.abs(x).reshape(-1, _GROUP // 16, 16)
+    sums = np.zeros((x.shape[0], 16), np.float32)
+    for row in range(_GROUP // 16):
+        sums += magnitudes[:, row]
+    for half in (8, 4, 2, 1):
+        sums = sums[:, :half] + sums[:, half : 2 * half]
+    sizes = np.full(x.shape[0], _GROUP, np.float32)
+    if count % _GROUP:
+        sizes[-1] = count % _GROUP
+    means: _Array = sums[:, 0] / sizes
+    means[~np.isfinite(means)] = np.nan
+    return means
+
+
+def _uniform(groups: int, seed: int) -> _Array:
+    """Return random numbers of [0, 1): see group_random and mixed in csrc/quantize*."""
+    numbers = np.arange(1, groups + 1, dtype=np.uint64)
+    x = np.uint64(seed) + numbers * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    first = ((x ^ x >> np.uint64(31)) >> np.uint64(32)).astype(np.uint32)
+    y = first[:, None] + np.arange(_GROUP, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    y = (y ^ y >> np.uint32(16)) * np.uint32(0x85EBCA6B)
+    y = (y ^ y >> np.uint32(13)) * np.uint32(0xC2B2AE35)
+    y ^= y >> np.uint32(16)
+    uniform: _Array = (y >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+    return uniform
+
+
+def _scale_bytes(value_type: int, count: int) -> int:
+    return 4 * _ceil_div(count, _GROUP) if value_type >= _INT8 else 0
+
+
+def _validate_values(data: _Bytes, value_type: int, count: int) -> None:
+    spare = -count * _CODE_BITS[value_type] % 8
+    if spare and data[value_bytes(value_type, count) - 1] >> (8 - spare):
+        raise MessageError("spare bits after the values must be zero")
+
+
 # ---- messages --------------------------------------------------------------------------------
 
 
@@ -321,15 +452,16 @@ def crc32(data: _Bytes) -> int:
     return zlib.crc32(data.data)
 
 
-def encode_message(indices: _Array, values: _Array, n: int, codec: int, out: _Bytes) -> int:
+def encode_message(
+    indices: _Array, values: _Bytes, n: int, codec: int, value_type: int, out: _Bytes
+) -> int:
     """Encode into `out` and return the number of bytes."""
     index_bytes = encode_indices(indices, n, codec, out[_HEADER.size :])
     value_at = _HEADER.size + _padded(index_bytes)
-    size = value_at + values.nbytes
+    size = value_at + values.size
     out[_HEADER.size + index_bytes : value_at] = 0
-    out[value_at:size] = values.view(np.uint8)
-    value_type = next(number for number, dtype in _VALUE_TYPES.items() if dtype == values.dtype)
-    fields = (_MAGIC, _VERSION, codec, value_type, 0, n, values.size, index_bytes)
+    out[value_at:size] = values
+    fields = (_MAGIC, _VERSION, codec, value_type, 0, n, indices.size, index_bytes)
     _HEADER.pack_into(out.data, 0, *fields, 0, 0)
     _HEADER.pack_into(out.data, 0, *fields, _message_checksum(out[:size]), 0)
     return size
@@ -348,7 +480,7 @@ def read_header(data: _Bytes) -> tuple[int, int, int, int, int, int, int]:
             f"message is truncated: its indices take {index_bytes} bytes, "
             f"the message has {data.size}"
         )
-    expected = _HEADER.size + _padded(index_bytes) + k * _VALUE_TYPES[value_type].itemsize
+    expected = _HEADER.size + _padded(index_bytes) + value_bytes(value_type, k)
     if data.size != expected:
         raise MessageError(f"message must take {expected} bytes by its header, got {data.size}")
     return version, codec, value_type, n, k, index_bytes, checksum
@@ -356,16 +488,21 @@ def read_header(data: _Bytes) -> tuple[int, int, int, int, int, int, int]:
 
 def decode_message(data: _Bytes, indices: _Array, values: _Array) -> None:
     """Decode into arrays of the sizes and dtypes that the header gives."""
-    _, codec, _, n, _, index_bytes, checksum = read_header(data)
+    _, codec, value_type, n, k, index_bytes, checksum = read_header(data)
     _verify_message(data, index_bytes, checksum)
+    encoded = data[_HEADER.size + _padded(index_bytes) :]
+    _validate_values(encoded, value_type, k)
     decode_indices(data[_HEADER.size :][:index_bytes], n, codec, indices)
-    values.view(np.uint8)[:] = data[_HEADER.size + _padded(index_bytes) :]
+    if value_type == _FLOAT64:
+        values.view(np.uint8)[:] = encoded
+    else:
+        dequantize(encoded, value_type, values)
 
 
 def decode_add_message(data: _Bytes, dense: _Array, scale: float) -> None:
     """Decode, then scatter-add."""
     _, _, value_type, n, k, _, _ = read_header(data)
-    dtype = _VALUE_TYPES[value_type]
+    dtype = np.dtype(np.float64 if value_type == _FLOAT64 else np.float32)
     if dtype != dense.dtype or n != dense.size:
         raise MessageError(
             f"message must be for {dense.size} entries of {dense.dtype} as dense is, "
@@ -389,8 +526,8 @@ def _check_kind(data: _Bytes) -> None:
         raise MessageError(f"message version must be {_VERSION}, got {version}")
     if codec not in (_RICE, _BITMAP, _ELIAS_FANO, _RAW):
         raise MessageError(f"index codec must be from 1 to 4, got {codec}")
-    if value_type not in _VALUE_TYPES:
-        raise MessageError(f"value type must be 1 (float32) or 2 (float64), got {value_type}")
+    if not _FLOAT32 <= value_type <= _SIGN:
+        raise MessageError(f"value type must be from 1 to 7, got {value_type}")
     if flags or reserved:
         raise MessageError("reserved bytes of the header must be zero")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paropt_hpc.errors import MessageError
-from paropt_hpc.kernels import backend, message, reference
+from paropt_hpc.kernels import backend, message, quantize, reference
 from paropt_hpc.kernels.index_codec import Codec, index_dtype
 
 FIXTURES = Path(__file__).parents[2] / "fixture"
@@ -31,7 +31,8 @@ def check_round_trip(indices, values, n, codec):
     assert data.size <= message.max_bytes(n, k, values.dtype, codec)
 
     twin = np.empty(message.max_bytes(n, k, values.dtype, codec), np.uint8)
-    size = reference.encode_message(indices, values, n, Codec[codec.upper()], twin)
+    number, value_type = Codec[codec.upper()], 1 if values.dtype == np.float32 else 2
+    size = reference.encode_message(indices, values.view(np.uint8), n, number, value_type, twin)
     assert data.tobytes() == twin[:size].tobytes()
 
     head = message.header(data)
@@ -149,7 +150,7 @@ HEAD = 40
         (0, 0, "not a message: expected magic 54505250, got 54505200"),
         (4, 2, "message version must be 1, got 2"),
         (5, 5, "index codec must be from 1 to 4, got 5"),
-        (6, 9, r"value type must be 1 \(float32\) or 2 \(float64\), got 9"),
+        (6, 9, "value type must be from 1 to 7, got 9"),
         (7, 1, "reserved bytes of the header must be zero"),
         (36, 1, "reserved bytes of the header must be zero"),
         (14, 1, r"k <= n <= 2\^40, got n = 281474976710706 and k = 5"),
@@ -168,6 +169,42 @@ def test_what_is_wrong_is_said(path, at, value, text):
     with pytest.raises(MessageError, match=text):
         message.decode(bad)
     check_rejected(bad, 50, np.float32)
+
+
+QUANTISED = ["float16", "bfloat16", "int8", "qsgd4", "sign"]
+
+
+@pytest.mark.parametrize("value_type", QUANTISED)
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("n", "k"), [(0, 0), (9, 9), (9000, 1025), (3000, 2999)])
+def test_quantised_values(path, value_type, codec, n, k):
+    indices, values = sparse(n, k, np.float32)
+    quantised = quantize.encode(values, value_type, seed=5)
+    data = message.encode(indices, quantised, n, codec=codec)
+    assert data.size <= message.max_bytes(n, k, quantised.type, codec)
+    assert message.header(data).value_type is quantised.type
+    sent = quantize.decode(quantised.data, value_type, k)
+    decoded = message.decode(data)
+    np.testing.assert_array_equal(decoded.indices, indices)
+    np.testing.assert_array_equal(bits(decoded.values), bits(sent))
+    dense = np.ones(n, np.float32)
+    expected = dense.copy()
+    expected[indices] += np.float32(0.3) * sent
+    message.decode_add(data, dense, 0.3)
+    np.testing.assert_array_equal(bits(dense), bits(expected))
+
+
+def test_quantised_values_of_another_number(path):
+    indices, values = sparse(50, 5, np.float32)
+    with pytest.raises(ValueError, match="values must have 5 entries, got 4"):
+        message.encode(indices, quantize.encode(values[:4], "int8"), 50)
+
+
+def test_spare_bits_of_values_must_be_zero(path):
+    indices, values = sparse(50, 5, np.float32)
+    bad = message.encode(indices, quantize.encode(values, "sign"), 50)
+    bad[-1] |= 0x80
+    assert "spare bits after the values" in check_rejected(with_checksum(bad), 50, np.float32)
 
 
 def test_padding_must_be_zero(path):

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import ml_dtypes
@@ -210,6 +213,33 @@ def test_random_positions_are_even():
     pairs = Counter(tuple(topk.random(5, 2, seed).tolist()) for seed in range(3000))
     assert len(pairs) == 10
     assert sum((count - 300) ** 2 / 300 for count in pairs.values()) < 33.7  # p = 1e-4
+
+
+MEASURE = """
+import resource, sys
+import numpy as np
+from paropt_hpc.kernels import topk
+n, k = 8_000_000, int(sys.argv[1])
+gradient, residual = np.random.default_rng(0).standard_normal((2, n), np.float32)  # no temporary
+if sys.argv[2] == "ties":
+    gradient[:], residual[:] = 1, 0
+out = np.ones(k, np.uint32), np.ones(k, np.float32)
+topk.select(gradient[:4096].copy(), 40)  # loads the kernels
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+topk.select(gradient, k, residual, out=out)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties"])
+@pytest.mark.parametrize("k", [1000, 80_000, 800_000])
+def test_working_memory(k, kind):
+    # The peak of a process of its own; a page or two of slack for what the system does beside.
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PAROPT_BACKEND": "native"}
+    command = [sys.executable, "-c", MEASURE, str(k), kind]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    entry = 4 + 4
+    assert int(done.stdout) * 1024 <= 2 * k * entry + 2 * 2**20 + 65536
 
 
 def test_no_entry_wanted_still_accumulates(path):

@@ -1,0 +1,123 @@
+"""Index codecs: bits per index against indices per second, beside the codecs of other packages.
+
+    python benchmarks/bench_index_codec.py --peers PYTHON --json FILE
+
+PYTHON is the interpreter of an environment that has the peers; without it there are fewer.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from harness import Bench, arguments, hot
+from worker import Worker
+
+from paropt_hpc import _native
+from paropt_hpc.kernels import index_codec, message, reduce
+from paropt_hpc.kernels.index_codec import Codec
+
+Call = Callable[[], object]
+N = 10_000_000
+CLUSTERED = {"layers": [0.2, 0.0005, 0.02, 0.002], "ends": [0.08, 0, 0, 0.08]}
+
+
+def our_calls(x: np.ndarray) -> tuple[dict[str, Call], dict[str, Call], dict[str, float]]:
+    """Return encode, decode and bits of our codecs."""
+    encoders, decoders, bits = {}, {}, {}
+    decoded = np.empty_like(x)
+    for codec in Codec:
+        out = np.empty(index_codec.max_encoded_bytes(N, x.size, codec), np.uint8)
+        data = index_codec.encode(x, N, codec).copy()
+        name = codec.name.lower()
+        encoders[name] = hot(lambda codec=codec, out=out: index_codec.encode(x, N, codec, out))
+        decoders[name] = hot(
+            lambda codec=codec, data=data: index_codec.decode(data, N, x.size, codec, decoded)
+        )
+        bits[name] = 8 * data.size / x.size
+    return encoders, decoders, bits
+
+
+def packbits(x: np.ndarray) -> dict[str, Call]:
+    """Return NumPy's bitmap."""
+    dense = np.zeros(N, bool)
+
+    def encode() -> object:
+        dense[:] = False
+        dense[x] = True
+        return np.packbits(dense)
+
+    data = encode()
+    return {"encode": encode, "decode": lambda: np.flatnonzero(np.unpackbits(data))}
+
+
+def uniform(bench: Bench, python: str | None, density: float) -> None:
+    """Time all codecs for evenly spread positions."""
+    x = np.flatnonzero(np.random.default_rng(2).random(N) < density).astype(np.uint32)
+    encoders, decoders, bits = our_calls(x)
+    for calls in (encoders, decoders):
+        del calls["raw"]  # a copy would win every race and say nothing
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/x.npy", x)
+        script = Path(__file__).with_name("codec_worker.py")
+        worker = Worker(script, f"{folder}/x.npy", python=python) if python else None
+        theirs = dict(worker.offers) if worker else {}
+        peers = {verb: {} for verb in ("encode", "decode")}
+        for verb, calls in peers.items():
+            calls["numpy packbits"] = hot(packbits(x)[verb])
+            for name in theirs:
+                calls[name] = worker.call(f"{name} {verb}")
+        bits |= theirs | {"numpy packbits": N / x.size}
+        for verb, ours in (("encode", encoders), ("decode", decoders)):
+            bench.case(f"{verb}, {density:.1%}", ours, peers[verb], moved=4 * x.size, bits=bits)
+        if worker:
+            worker.close()
+    entropy = -(density * np.log2(density) + (1 - density) * np.log2(1 - density)) / density
+    print(f"  entropy: {entropy:.2f} bits per index\n")
+
+
+def scatter(bench: Bench) -> None:
+    """Time decoding and adding in one go; adding alone is its floor, decoding alone stands by."""
+    x = np.flatnonzero(np.random.default_rng(2).random(N) < 0.01).astype(np.uint32)
+    values, dense = np.ones(x.size, np.float32), np.zeros(N, np.float32)
+    data = message.encode(x, values, N).copy()
+    out = np.empty_like(x), np.empty_like(values)
+    bench.case(
+        "decode and add, 1.0%",
+        {
+            "decode_add": hot(lambda: message.decode_add(data, dense)),
+            "decode": hot(lambda: message.decode(data, out)),
+        },
+        {"numpy add.at": hot(lambda: np.add.at(dense, x, values))},
+        moved=4 * x.size,
+        limit=hot(lambda: reduce.scatter_add(dense, x, values)),
+    )
+
+
+def clustered(bench: Bench) -> None:
+    """Compare the bytes of the chosen codec with those of each fixed one."""
+    rng = np.random.default_rng(3)
+    for name, shares in CLUSTERED.items():
+        ones = rng.random(N) < np.repeat(shares, N // len(shares))
+        x = np.flatnonzero(ones).astype(np.uint32)
+        encoders, _, bits = our_calls(x)
+        encoders["auto"] = hot(lambda x=x: index_codec.encode(x, N, "auto"))
+        bits["auto"] = 8 * index_codec.encode(x, N, "auto").size / x.size
+        bench.case(f"encode, clustered: {name}", encoders, {}, moved=4 * x.size, bits=bits)
+
+
+def main() -> None:
+    """Run all cases."""
+    parser = arguments(__doc__)
+    parser.add_argument("--peers", help="interpreter of the environment with the other codecs")
+    options = parser.parse_args()
+    _native.set_openmp_threads(1)
+    bench = Bench("index_codec", repeats=options.repeats)
+    for density in (0.001, 0.01, 0.1):
+        uniform(bench, options.peers, density)
+    scatter(bench)
+    clustered(bench)
+    bench.finish(options)
+
+
+main()

@@ -1,0 +1,111 @@
+"""Quantisation against torch and NumPy, as a share of a plain read or of a three-stream add.
+
+python benchmarks/bench_quantize.py --json FILE
+"""
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+from harness import Bench, arguments
+
+from paropt_hpc import _native
+from paropt_hpc.kernels import quantize, reduce
+
+Call = Callable[[], object]
+
+
+def torch_peers(x: np.ndarray) -> dict[str, dict[str, Call]]:
+    """Return torch's conversions and its int8 composition, or nothing where torch is missing."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    torch.set_num_threads(1)
+    source = torch.from_numpy(x)
+    half = torch.empty(x.size, dtype=torch.float16)
+    brain = torch.empty(x.size, dtype=torch.bfloat16)
+    groups = source[: x.size // 256 * 256].view(-1, 256)
+
+    def int8() -> object:
+        scale = groups.abs().amax(dim=1, keepdim=True) / 127
+        return (groups / scale).round().to(torch.int8)
+
+    return {
+        "float16": {"torch copy_": lambda: half.copy_(source)},
+        "bfloat16": {"torch copy_": lambda: brain.copy_(source)},
+        "int8": {"torch composition": int8},
+    }
+
+
+def numpy_peers(x: np.ndarray) -> dict[str, dict[str, Call]]:
+    """Return the same in NumPy."""
+    groups = x[: x.size // 256 * 256].reshape(-1, 256)
+    rng = np.random.default_rng(0)
+
+    def int8() -> object:
+        scale = np.abs(groups).max(axis=1, keepdims=True) / 127
+        return np.rint(groups / scale).astype(np.int8)
+
+    def qsgd4() -> object:
+        scale = np.abs(groups).max(axis=1, keepdims=True) / 7
+        steps = np.floor(groups / scale + rng.random(groups.shape, np.float32)).astype(np.int8) & 15
+        return steps[:, ::2] | steps[:, 1::2] << 4
+
+    return {
+        "float16": {"numpy astype": lambda: x.astype(np.float16)},
+        "bfloat16": {"ml_dtypes astype": lambda: x.astype(ml_dtypes.bfloat16)},
+        "int8": {"numpy composition": int8},
+        "qsgd4": {"numpy composition": qsgd4},
+        "sign": {"numpy packbits": lambda: np.packbits(x < 0)},
+    }
+
+
+def encode(bench: Bench, n: int) -> None:
+    """Time every type without a residual against a read, and with one against an add."""
+    fresh = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+    x, residual = fresh.copy(), np.zeros(n, np.float32)
+    out, decoded = np.empty(4 * n, np.uint8), np.empty(n, np.float32)
+    theirs = torch_peers(x)
+
+    def rewrite() -> None:
+        np.copyto(x, fresh)
+        np.multiply(fresh, np.float32(0.5), out=residual)
+
+    for kind, peers in numpy_peers(x).items():
+        bench.case(
+            f"{kind}, n={n:.0e}",
+            {"encode": lambda kind=kind: quantize.encode(x, kind, out=out)},
+            peers | theirs.get(kind, {}),
+            moved=4 * n,
+            limit=lambda: _native.read_all(x),
+            before=rewrite,
+        )
+        bench.case(
+            f"{kind} with error feedback, n={n:.0e}",
+            {"encode": lambda kind=kind: quantize.encode(x, kind, residual, out=out)},
+            {},
+            moved=12 * n,
+            limit=lambda: reduce.add(residual, x),
+            before=rewrite,
+        )
+        sent = quantize.encode(x, kind)
+        bench.case(
+            f"{kind} decode, n={n:.0e}",
+            {"decode": lambda sent=sent, kind=kind: quantize.decode(sent.data, kind, n, decoded)},
+            {},
+            moved=4 * n,
+        )
+
+
+def main() -> None:
+    """Run all cases."""
+    options = arguments(__doc__).parse_args()
+    _native.set_openmp_threads(1)
+    bench = Bench("quantize", repeats=options.repeats)
+    for n in (1_000_000, 10_000_000):
+        encode(bench, n)
+    bench.finish(options)
+
+
+main()

@@ -1,0 +1,147 @@
+#include "quantize.hpp"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "common.hpp"
+
+namespace paropt {
+
+constexpr std::size_t kGroup = 256;   // values with one scale
+constexpr std::size_t kAhead = 2048;  // values; the processor's own prefetching stops at each page
+
+}  // namespace paropt
+
+#define PAROPT_LOOPS "quantize_loops.hpp"
+#include "foreach_isa.hpp"
+
+namespace paropt {
+namespace {
+
+constexpr std::size_t kChunk = 65536;  // values for a thread at a time; a multiple of kGroup
+
+// Spread the seed and the number of a group over 32 bits: G. L. Steele et al., "Fast splittable
+// pseudorandom number generators", OOPSLA 2014.
+std::uint32_t group_random(std::uint64_t seed, std::uint64_t group) {
+  std::uint64_t x = seed + (group + 1) * 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return static_cast<std::uint32_t>((x ^ x >> 31) >> 32);
+}
+
+// Bits of one code; scaled types have their scales in front.
+std::size_t code_bits(ValueType type) {
+  constexpr std::size_t kBits[] = {0, 32, 64, 16, 16, 8, 4, 1};
+  return kBits[static_cast<int>(type)];
+}
+
+std::size_t scale_bytes(ValueType type, std::size_t count) {
+  return type >= ValueType::int8 ? ceil_div(count, kGroup) * sizeof(float) : 0;
+}
+
+struct Job {
+  ValueType type;
+  const float* values;
+  float* residual;
+  std::uint64_t seed;
+  std::uint8_t *scales, *codes;
+
+  // Quantise values that need no scale, as many as there are.
+  std::size_t convert(std::size_t first, std::size_t count) const {
+    std::uint8_t* to = codes + 2 * first;
+    if (type == ValueType::float16) {
+      return PAROPT_DISPATCH(convert_half<Float16>(values + first, count, to));
+    }
+    return PAROPT_DISPATCH(convert_half<BFloat16>(values + first, count, to));
+  }
+
+  // Quantise the group that starts at `first` and return how many values saturated.
+  std::size_t group(std::size_t first, std::size_t count) const {
+    const float* x = values + first;
+    float* rest = residual == nullptr ? nullptr : residual + first;
+    std::uint8_t* to = codes + first * code_bits(type) / 8;
+    if (type == ValueType::float16)
+      return PAROPT_DISPATCH(quantize_half<Float16>(x, rest, count, to));
+    if (type == ValueType::bfloat16)
+      return PAROPT_DISPATCH(quantize_half<BFloat16>(x, rest, count, to));
+    float scale;
+    if (type == ValueType::int8) {
+      scale = PAROPT_DISPATCH(quantize_int8(x, rest, count, reinterpret_cast<std::int8_t*>(to)));
+    } else if (type == ValueType::qsgd4) {
+      const std::uint32_t random = group_random(seed, first / kGroup);
+      scale = PAROPT_DISPATCH(quantize_qsgd4(x, rest, count, random, to));
+    } else {
+      scale = PAROPT_DISPATCH(quantize_sign(x, rest, count, to));
+    }
+    store(scales + first / kGroup * sizeof(float), scale);
+    return 0;
+  }
+};
+
+}  // namespace
+
+std::uint64_t value_bytes(ValueType type, std::uint64_t count) {
+  return scale_bytes(type, count) + (count * code_bits(type) + 7) / 8;
+}
+
+std::size_t quantize(ValueType type, const float* values, float* residual, std::size_t count,
+                     std::uint64_t seed, std::uint8_t* out) {
+  const Job job = {type, values, residual, seed, out, out + scale_bytes(type, count)};
+  const std::size_t chunks = ceil_div(count, kChunk);
+  std::size_t over = 0;
+  [[maybe_unused]] const int threads = threads_for(chunks, 2);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) reduction(+ : over)
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    const std::size_t end = std::min(count, (chunk + 1) * kChunk);
+    if (residual == nullptr && type < ValueType::int8) {
+      over += job.convert(chunk * kChunk, end - chunk * kChunk);
+      continue;
+    }
+    for (std::size_t first = chunk * kChunk; first < end; first += kGroup) {
+      over += job.group(first, std::min(kGroup, end - first));
+    }
+  }
+  return over;
+}
+
+void dequantize(ValueType type, const std::uint8_t* data, std::size_t total, std::size_t first,
+                std::size_t count, float* out) {
+  if (count == 0) return;
+  if (type == ValueType::float32) {
+    std::memcpy(out, data + first * sizeof(float), count * sizeof(float));
+    return;
+  }
+  if (type == ValueType::float16) {
+    PAROPT_DISPATCH(dequantize_half<Float16>(data + 2 * first, count, out));
+    return;
+  }
+  if (type == ValueType::bfloat16) {
+    PAROPT_DISPATCH(dequantize_half<BFloat16>(data + 2 * first, count, out));
+    return;
+  }
+  const std::uint8_t* codes = data + scale_bytes(type, total);
+  while (count > 0) {
+    const std::size_t part = std::min(count, kGroup - first % kGroup);
+    const float scale = load<float>(data + first / kGroup * sizeof(float));
+    if (type == ValueType::int8) {
+      PAROPT_DISPATCH(dequantize_int8(codes, first, part, scale, out));
+    } else if (type == ValueType::qsgd4) {
+      PAROPT_DISPATCH(dequantize_qsgd4(codes, first, part, scale, out));
+    } else {
+      PAROPT_DISPATCH(dequantize_sign(codes, first, part, scale, out));
+    }
+    first += part;
+    out += part;
+    count -= part;
+  }
+}
+
+void validate_values(ValueType type, const std::uint8_t* data, std::size_t total) {
+  const std::size_t spare = (8 - total * code_bits(type) % 8) % 8;
+  if (spare == 0) return;
+  if (data[value_bytes(type, total) - 1] >> (8 - spare) != 0) {
+    throw FormatError("spare bits after the values must be zero");
+  }
+}
+
+}  // namespace paropt
