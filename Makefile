@@ -90,11 +90,17 @@ $(VENV)/fuzz/fuzz_decoders: tests/fuzz/fuzz_decoders.cpp $(wildcard csrc/*)
 
 # The codecs want another NumPy than the rest, so they live apart.
 CODEC_PEERS := pyfastpfor pcodec pyroaring blosc2 zstandard numpy
-bench: build $(VENV)/.bench-peers  ## time the kernels beside their peers, write docs/performance.md
+bench: export PYTHONPATH = $(CURDIR)/benchmarks
+bench: build $(VENV)/.bench-peers  ## time kernels and collectives beside their peers, write docs/performance.md
 	@for subject in topk quantize index_codec; do \
 	  $(BIN)/python benchmarks/bench_$$subject.py --json benchmarks/results/$$subject.json \
 	    $$([ $$subject = index_codec ] && echo --peers $(VENV)/codecs/bin/python) || exit 1; \
 	done
+	@$(MPIEXEC) -n 2 $(BIN)/python -m mpi4py benchmarks/bench_sparse_allreduce.py \
+	  --json benchmarks/results/sparse_allreduce.json
+	@$(BIN)/python benchmarks/bench_allreduce.py --rounds 3 --repeats 15 --gloo $(VENV) \
+	  $(patsubst %/.installed,--mpi %,$(wildcard .venv-*/.installed)) \
+	  --json benchmarks/results/allreduce.json
 	@$(BIN)/python benchmarks/report.py
 
 $(VENV)/.bench-peers: $(VENV)/.dependencies

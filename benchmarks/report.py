@@ -107,6 +107,7 @@ def plot(result: dict[str, Any]) -> bool:
 def main() -> None:
     """Write the page."""
     results = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    results = [result for result in results if "machine" in result]  # simulations have a page apart
     PAGE.write_text("\n".join([INTRODUCTION, *map(section, results)]), encoding="utf-8")
     print(PAGE.relative_to(ROOT))
 

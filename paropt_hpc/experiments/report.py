@@ -22,7 +22,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, str]:
         "time": f"{summary['wall_s']:.2f} s",
         "samples/s": f"{summary['samples_per_s']:,.0f}",
         "time in communication": f"{summary['comm_share']:.1%}",
-        "its jitter": f"{summary['comm_jitter']:.0%}",
+        "jitter of that time": f"{summary['comm_jitter']:.0%}",
         "sent per rank and step": _bytes(sent),
         "dense would have sent": _bytes(dense),
         "fewer bytes than dense": f"{dense / sent:.1f}x" if sent else "-",
