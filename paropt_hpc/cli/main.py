@@ -44,9 +44,10 @@ def main(arguments: list[str] | None = None) -> None:
     The exit status is 0 for success, 1 for a failed selftest or an internal error, 2 for a
     fault of the user's input, 75 when a signal stopped a run that can go on, 130 after Ctrl-C.
     """
-    sys.exit(
-        _run(get_command(app), (sys.argv[1:] if arguments is None else arguments) or ["--help"])
-    )
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if {"--help", "--version"} & {*arguments} and launched_rank(os.environ) > 0:
+        sys.exit(0)  # once is enough
+    sys.exit(_run(get_command(app), arguments))
 
 
 def _run(command: Callable[..., object], arguments: list[str]) -> int:

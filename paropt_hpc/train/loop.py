@@ -126,13 +126,13 @@ class Trainer:
 
     def _run_epoch(self, epoch: int, first: int, meter: Meter, stop: StopRequest) -> None:
         """Take the steps of an epoch from batch `first` on, with checkpoints between them."""
-        every = self.config.checkpoint.every_steps
+        saving = self.config.checkpoint
         meter.start()
         for batch, shard in enumerate(self.sampler.epoch(epoch, first), first + 1):
             loss, signal = self.step(shard, meter.steps, epoch, stop.number)
             meter.tick(loss)
             last = batch == self.sampler.steps_per_epoch
-            due = every is not None and meter.steps % every == 0
+            due = saving.every_steps is not None and meter.steps % saving.every_steps == 0
             if not last and (due or signal):
                 meter.stop()
                 self._save(Position(epoch, batch), meter, signal)
@@ -141,8 +141,9 @@ class Trainer:
         meter.stop()
         self._record(epoch, meter)
         meter.losses.clear()
-        every = self.config.checkpoint.every_epochs
-        if signal or (every is not None and (epoch + 1) % every == 0):
+        # What was due at the last step has waited for the end of the epoch.
+        due = due or (saving.every_epochs is not None and (epoch + 1) % saving.every_epochs == 0)
+        if due or signal:
             self._save(Position(epoch + 1, 0), meter, signal)
 
     def step(self, shard: Shard, number: int, epoch: int, signal: int = 0) -> tuple[float, int]:

@@ -167,6 +167,8 @@ class AllReduce(Strategy):
         super().start(params)
         if self.compressor is not None:
             self.compressor.start(params.size, params.dtype)
+        if self.weight_decay:
+            self._decayed = namespace(params).empty_like(params)
         if self.accumulate > 1:
             self._sum = namespace(params).zeros_like(params)
 
@@ -206,7 +208,8 @@ class AllReduce(Strategy):
 
     def _apply(self, params: Array, gradient: Array) -> None:
         if self.weight_decay:
-            gradient += self.weight_decay * params
+            namespace(params).multiply(params, self.weight_decay, out=self._decayed)
+            gradient += self._decayed
         self._exchange(gradient)
         if self.clip_norm is not None:
             clip(gradient, self.clip_norm)

@@ -152,6 +152,14 @@ def test_residuals_are_dealt_out_without_loss(comm, size):
     assert all(np.array_equal(state["params"], trainer.params) for state in dealt)
 
 
+def test_a_checkpoint_that_is_due_at_the_end_of_an_epoch_is_made(comm, folder):
+    config = config_of("dense", dir=folder / "run")
+    saving = config.checkpoint.model_copy(update={"every_steps": 12})  # as many as in an epoch
+    Trainer(config.model_copy(update={"checkpoint": saving}), comm).run()
+    made = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
+    assert made == ["step-00000024", "step-00000036"]
+
+
 def test_another_run_is_not_resumed(comm, folder):
     interrupted(config_of("dense", dir=folder / "run", resume=True), comm, 7)
     other = config_of("dense", dir=folder / "run", resume=True, seed=5)

@@ -123,8 +123,10 @@ def test_wrong_usage(folder, arguments):
 
 
 def test_help_and_version():
-    done = paropt("--help")
+    done = paropt("--help", ranks=2)
     assert done.returncode == 0
+    assert done.stdout.count("Usage:") == 1
+    assert paropt().stdout == paropt("--help").stdout
     for word in ("train", "info", "selftest", "compare", "tune-comm", "mpiexec"):
         assert word in done.stdout
     assert paropt("train", "--help").stdout.count("--set") >= 1
