@@ -1,0 +1,388 @@
+"""The contract of every algorithm: ask for points, tell what they are worth.
+
+::
+
+    algorithm = make("de", space, seed=1)
+    while not algorithm.done and algorithm.evaluations < budget:
+        x = algorithm.ask()
+        algorithm.tell(x, objective(x))
+    algorithm.best_x, algorithm.best_f
+
+An algorithm minimises. It knows nothing of MPI, files or time. What `ask` returns depends only on
+the state, so that asking twice returns the same, and a state that was saved and loaded goes on to
+the bit as if nothing had happened. All randomness comes from the seed and the number of the
+generation.
+
+An evaluation has failed when its value is NaN or infinite. It counts as an evaluation, ranks behind
+every other one, and never becomes the best.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paropt_hpc.errors import ConfigError
+from paropt_hpc.kernels.rng import philox
+from paropt_hpc.metaheuristics.constraints import Constraints, FeasibilityRules
+from paropt_hpc.metaheuristics.space import Space
+
+__all__ = ["ALGORITHMS", "Algorithm", "make", "register"]
+
+Array: TypeAlias = NDArray[Any]
+Rows: TypeAlias = NDArray[np.float64]
+State: TypeAlias = dict[str, Any]
+
+
+class Algorithm(ABC):
+    """What all algorithms have in common.
+
+    Parameters
+    ----------
+    space : Space
+        What to search.
+    seed : int
+        Names the random stream.
+    constraints : Constraints, optional
+        How values and violations make an order; by default Deb's feasibility rules.
+
+    Attributes
+    ----------
+    best_x : ndarray, shape (dimension,), float64, or None
+        The best row told so far, feasible where any was.
+    best_f : float
+        Its value; infinity before the first success.
+    best_violation : float
+        Its constraint violation, 0 when feasible.
+    evaluations, failures, generation : int
+        Points told, how many of them failed, and calls of `tell`.
+    """
+
+    name: ClassVar[str] = ""
+    objectives: ClassVar[int | None] = 1  # None: more than one
+    # Attributes that make the state: arrays and plain values.
+    _state: ClassVar[tuple[str, ...]] = ()
+    _base_state: ClassVar[tuple[str, ...]] = (
+        "best_x",
+        "best_f",
+        "best_violation",
+        "evaluations",
+        "failures",
+        "generation",
+    )
+
+    def __init__(
+        self, space: Space, *, seed: int = 0, constraints: Constraints | None = None
+    ) -> None:
+        self.space = space
+        self.seed = seed
+        self.constraints = constraints if constraints is not None else FeasibilityRules()
+        self.best_x: Rows | None = None
+        self.best_f = math.inf
+        self.best_violation = math.inf
+        self.evaluations = 0
+        self.failures = 0
+        self.generation = 0
+
+    @property
+    def done(self) -> bool:
+        """Say that the algorithm has nothing left to try; a budget is the caller's business."""
+        return False
+
+    @property
+    @abstractmethod
+    def population_size(self) -> int:
+        """Return how many members `population` has."""
+
+    def ask(self) -> Rows:
+        """Return the points to evaluate next.
+
+        Returns
+        -------
+        ndarray, shape (m, dimension), float64
+            Rows of `space` within its bounds; read it, or copy it before changing it. The same
+            until `tell`.
+        """
+        return self._ask()
+
+    def tell(self, x: Rows, f: ArrayLike, violation: ArrayLike | None = None) -> None:
+        """Take the values of the points asked for.
+
+        Parameters
+        ----------
+        x : ndarray, shape (m, dimension), float64
+            What `ask` returned, or the same number of other rows, e.g. after a repair.
+        f : array_like, shape (m,), or (m, objectives) where there are several
+            Smaller is better; NaN or infinite where the evaluation failed.
+        violation : array_like, shape (m,), optional
+            How much constraints are violated in total, 0 where feasible.
+
+        Raises
+        ------
+        ValueError
+            If a shape is wrong. Nothing has changed then.
+        """
+        x, f, violation = self._checked(x, f, violation)
+        failed = ~np.isfinite(f if f.ndim == 1 else f.sum(axis=1))
+        if failed.any():
+            f = f.copy()
+            f[failed] = math.inf
+        self._note_best(x, f, violation)
+        self._tell(x, f, violation)
+        self.evaluations += len(x)
+        self.failures += int(np.count_nonzero(failed))
+        self.generation += 1
+
+    @abstractmethod
+    def _ask(self) -> Rows:
+        """Return the points to evaluate next, as a function of the state alone."""
+
+    @abstractmethod
+    def _tell(self, x: Rows, f: Rows, violation: Rows | None) -> None:
+        """Take checked values; failures are infinite."""
+
+    @abstractmethod
+    def population(self) -> tuple[Rows, Rows]:
+        """Return copies of the members that are worth migrating, and their values.
+
+        Returns
+        -------
+        x : ndarray, shape (n, dimension), float64
+        f : ndarray, shape (n,) or (n, objectives), float64
+            Infinite where never told or failed.
+        """
+
+    @abstractmethod
+    def inject(self, x: Rows, f: ArrayLike, where: ArrayLike | None = None) -> None:
+        """Take immigrants: feasible points that were evaluated elsewhere.
+
+        Parameters
+        ----------
+        x : ndarray, shape (m, dimension), float64
+        f : array_like, shape (m,) or (m, objectives)
+        where : array_like of int, shape (m,), optional
+            The members that they replace in any case. By default each replaces one of the m
+            worst, if it is better.
+        """
+
+    def _checked(
+        self, x: Rows, f: ArrayLike, violation: ArrayLike | None
+    ) -> tuple[Rows, Rows, Rows | None]:
+        x = np.ascontiguousarray(x, np.float64)
+        if x.ndim != 2 or x.shape[1] != self.space.dimension:
+            raise ValueError(f"x must have shape (m, {self.space.dimension}), got {x.shape}")
+        values = np.asarray(f, np.float64)
+        if values.shape[:1] != x.shape[:1] or (values.ndim != 1) != (self.objectives is None):
+            wanted = f"({len(x)},)" if self.objectives else f"({len(x)}, objectives)"
+            raise ValueError(f"f must have shape {wanted}, got {values.shape}")
+        if violation is None:
+            return x, values, None
+        violated = np.asarray(violation, np.float64)
+        if violated.shape != (len(x),):
+            raise ValueError(f"violation must have shape ({len(x)},), got {violated.shape}")
+        return x, values, np.where(violated > 0, violated, np.where(violated <= 0, 0.0, math.inf))
+
+    def _note_best(self, x: Rows, f: Rows, violation: Rows | None) -> None:
+        """Keep the best point ever told: feasible before infeasible, then by value."""
+        if f.ndim != 1 or f.size == 0:
+            return
+        violated = np.zeros(len(f)) if violation is None else violation
+        fine = np.isfinite(f)
+        if not fine.any():
+            return
+        at = int(np.lexsort((f, violated, ~fine))[0]) if violation is not None else int(f.argmin())
+        if (violated[at], f[at]) < (self.best_violation, self.best_f):
+            self.best_x = x[at].copy()
+            self.best_f = float(f[at])
+            self.best_violation = float(violated[at])
+
+    def _rng(self, purpose: str = "") -> np.random.Generator:
+        """Return this generation's generator for a purpose."""
+        return philox(self.seed, f"{self.name} {purpose}", self.generation)
+
+    def state_dict(self) -> State:
+        """Return the state as arrays and plain values: all that a resumed run needs to go on.
+
+        Settings are not part of it: load it into an algorithm made with the same ones.
+        """
+        state: State = {"algorithm": self.name, "constraints": self.constraints.state_dict()}
+        for name in (*self._base_state, *self._state):
+            value = getattr(self, name)
+            state[name] = value.copy() if isinstance(value, np.ndarray) else value
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state.
+
+        Raises
+        ------
+        ValueError
+            If it is of another algorithm, or of other sizes.
+        """
+        names = (*self._base_state, *self._state)
+        if state.get("algorithm") != self.name or not set(names) <= set(state):
+            raise ValueError(
+                f"state must be of {self.name!r}, got one of {state.get('algorithm')!r}; "
+                "make the algorithm that was saved"
+            )
+        for name in names:
+            self._check_state(name, state[name])
+        for name in names:
+            value = state[name]
+            setattr(self, name, value.copy() if isinstance(value, np.ndarray) else value)
+        self.constraints.load_state_dict(state["constraints"])
+        self._loaded()
+
+    def _check_state(self, name: str, value: Any) -> None:
+        mine = getattr(self, name)
+        if (
+            isinstance(mine, np.ndarray)
+            and isinstance(value, np.ndarray)
+            and (mine.shape[1:] != value.shape[1:] or (mine.shape != value.shape and mine.size))
+        ):
+            raise ValueError(
+                f"{name} of the state has shape {value.shape}, expected {mine.shape}; "
+                "make the algorithm with the settings it was saved with"
+            )
+
+    def _loaded(self) -> None:  # noqa: B027 -- nothing to do unless overridden
+        """Make anew what is not part of the state."""
+
+
+class PopulationAlgorithm(Algorithm):
+    """An algorithm whose state holds members with a value each: ``_x``, ``_f``, ``_violation``.
+
+    Parameters
+    ----------
+    population : int
+        Members.
+    """
+
+    _state: ClassVar[tuple[str, ...]] = ("_x", "_f", "_violation")
+    _least_population: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        seed: int = 0,
+        population: int = 100,
+        constraints: Constraints | None = None,
+    ) -> None:
+        super().__init__(space, seed=seed, constraints=constraints)
+        if population < self._least_population:
+            raise ConfigError(
+                f"the population of {self.name!r} must be at least {self._least_population}, "
+                f"got {population}"
+            )
+        self._size = int(population)
+        self._x: Rows = space.sample(self._size, philox(seed, f"{self.name} start"))
+        self._f: Rows = np.full(self._size, math.inf)
+        self._violation: Rows | None = None
+
+    @property
+    def population_size(self) -> int:
+        """Return how many members `population` has."""
+        return self._size
+
+    def population(self) -> tuple[Rows, Rows]:
+        """Return copies of the members and their values."""
+        return self._x.copy(), self._f.copy()
+
+    def inject(self, x: Rows, f: ArrayLike, where: ArrayLike | None = None) -> None:
+        """Take immigrants; see `Algorithm.inject`."""
+        x, values, _ = self._checked(x, f, None)
+        values = np.where(np.isfinite(values), values, math.inf)
+        self._note_best(x, values, None)
+        places, taken = self._places(values, where)
+        self._x[places] = self.space.clip(x[taken])
+        self._f[places] = values[taken]
+        if self._violation is not None:
+            self._violation[places] = 0
+        self._replaced(places)
+
+    def _places(self, f: Rows, where: ArrayLike | None) -> tuple[Array, Array]:
+        """Return which members are replaced, and by which immigrants."""
+        if where is not None:
+            places = np.asarray(where, np.intp)
+            if places.shape != f.shape or ((places < 0) | (places >= self._size)).any():
+                raise ValueError(f"where must be {len(f)} members below {self._size}, got {where}")
+            return places, np.arange(len(f))
+        best_first = np.argsort(f, kind="stable")[: self._size]
+        keys = self._keys()
+        worst_first = np.argsort(keys, kind="stable")[::-1][: len(best_first)]
+        better = self.constraints.key(f[best_first], None) < keys[worst_first]
+        return worst_first[better], best_first[better]
+
+    def _replaced(self, places: Array) -> None:
+        """Adapt what belongs to members that were replaced."""
+
+    def _keys(self) -> Rows:
+        """Return the numbers that order the members."""
+        return self.constraints.key(self._f, self._violation)
+
+    def _select(self, x: Rows, f: Rows, violation: Rows | None) -> Array:
+        """Replace each member by its rival where that one is not worse; return where it is better.
+
+        Of equal ones the rival stays, which lets a population cross a plateau.
+        """
+        self.constraints.adapt(f, violation)
+        if violation is not None and self._violation is None:
+            self._violation = np.zeros(self._size)
+        mine, theirs = self._keys(), self.constraints.key(f, violation)
+        better = theirs < mine
+        taken = theirs <= mine
+        np.copyto(self._x, x, where=taken[:, None])
+        np.copyto(self._f, f, where=taken)
+        if self._violation is not None:
+            rival = np.zeros(self._size) if violation is None else violation
+            np.copyto(self._violation, rival, where=taken)
+        return better
+
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
+_A = TypeVar("_A", bound=type[Algorithm])
+
+
+def register(name: str) -> Callable[[_A], _A]:
+    """Return a class decorator that makes an algorithm known to `make` by this name."""
+
+    def add(kind: _A) -> _A:
+        kind.name = name
+        ALGORITHMS[name] = kind
+        return kind
+
+    return add
+
+
+def make(name: str, space: Space, *, seed: int = 0, **options: Any) -> Algorithm:
+    """Return a new algorithm.
+
+    Parameters
+    ----------
+    name : str
+        One of `ALGORITHMS`.
+    space : Space
+        What to search.
+    seed : int
+        Names the random stream: the same seed, space and options give the same run.
+    options
+        The keyword arguments of that algorithm, e.g. ``population=50``.
+
+    Raises
+    ------
+    ConfigError
+        If the name or an option is unknown or out of its range.
+    """
+    if name not in ALGORITHMS:
+        raise ConfigError(f"algorithm must be one of {', '.join(sorted(ALGORITHMS))}, got {name!r}")
+    try:
+        return ALGORITHMS[name](space, seed=seed, **options)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        unknown = str(error).rpartition(" ")[2]
+        raise ConfigError(f"algorithm {name!r} has no option {unknown}") from None

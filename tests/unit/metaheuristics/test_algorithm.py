@@ -1,0 +1,167 @@
+"""What every algorithm promises, for each that is registered."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from paropt_hpc.errors import ConfigError
+from paropt_hpc.metaheuristics import ALGORITHMS, Real, Space, make
+
+SPACE = Space(Real(-3, 5, size=4))
+REAL = ["de"]
+
+
+def sphere(x):
+    return ((x - 1) ** 2).sum(axis=1)
+
+
+def run(algorithm, generations, objective=sphere):
+    for _ in range(generations):
+        x = algorithm.ask()
+        algorithm.tell(x, objective(x))
+    return algorithm
+
+
+def check_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.fixture(params=REAL)
+def name(request):
+    return request.param
+
+
+def test_finds_the_minimum(name):
+    algorithm = run(make(name, SPACE, seed=3), 150)
+    assert algorithm.best_f < 1e-3
+    np.testing.assert_allclose(algorithm.best_x, 1, atol=0.05)
+    assert algorithm.best_f == sphere(algorithm.best_x[None])[0]
+    assert algorithm.best_violation == 0
+
+
+def test_asks_for_rows_within_bounds(name):
+    algorithm = make(name, SPACE, seed=1)
+    for _ in range(30):
+        x = algorithm.ask()
+        assert x.dtype == np.float64
+        assert x.ndim == 2
+        assert ((x >= SPACE.lower) & (x <= SPACE.upper)).all()
+        algorithm.tell(x, -x.sum(axis=1))  # the minimum is a corner
+    assert algorithm.evaluations >= 30
+
+
+def test_asking_twice_returns_the_same(name):
+    algorithm = run(make(name, SPACE, seed=1), 5)
+    first = algorithm.ask().copy()
+    np.testing.assert_array_equal(algorithm.ask(), first)
+
+
+def test_the_seed_decides(name):
+    a, b, c = (run(make(name, SPACE, seed=seed), 10) for seed in (7, 7, 8))
+    check_same(a.state_dict(), b.state_dict())
+    assert not np.array_equal(a.ask(), c.ask())
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("generations", [0, 1, 7])
+def test_a_resumed_run_equals_an_uninterrupted_one(name, generations, asked):
+    algorithm = run(make(name, SPACE, seed=5), generations)
+    if asked:
+        algorithm.ask()
+    state = copy.deepcopy(algorithm.state_dict())
+    resumed = make(name, SPACE, seed=5)
+    resumed.load_state_dict(state)
+    run(algorithm, 8)
+    run(resumed, 8)
+    check_same(algorithm.state_dict(), resumed.state_dict())
+
+
+def test_the_state_is_plain(name):
+    state = run(make(name, SPACE, seed=5), 3).state_dict()
+    plain = (np.ndarray, str, int, float, bool, type(None), dict)
+    assert all(isinstance(value, plain) for value in state.values())
+
+
+def test_a_state_of_another_algorithm_is_refused(name):
+    algorithm = make(name, SPACE)
+    state = algorithm.state_dict()
+    with pytest.raises(ValueError, match="state must be of"):
+        algorithm.load_state_dict({**state, "algorithm": "other"})
+
+
+def test_failed_evaluations_never_lose_the_best(name):
+    rng = np.random.default_rng(0)
+    algorithm, seen = make(name, SPACE, seed=2), []
+    for _ in range(60):
+        x = algorithm.ask()
+        f = sphere(x)
+        f[rng.random(len(f)) < 0.25] = rng.choice([np.nan, np.inf, -np.inf])
+        seen += list(f[np.isfinite(f)])
+        algorithm.tell(x, f)
+        assert algorithm.best_f == min(seen, default=np.inf)
+    assert algorithm.failures == algorithm.evaluations - len(seen) > 0
+    assert algorithm.best_f < 0.5
+
+
+def test_survives_generations_without_any_success(name):
+    algorithm = make(name, SPACE, seed=2)
+    for _ in range(3):
+        x = algorithm.ask()
+        algorithm.tell(x, np.full(len(x), np.nan))
+    assert algorithm.best_x is None
+    assert algorithm.best_f == np.inf
+    run(algorithm, 150)
+    assert algorithm.best_f < 1e-2
+
+
+def test_takes_immigrants(name):
+    algorithm = run(make(name, SPACE, seed=2), 3)
+    best = np.full((1, 4), 1.0)
+    algorithm.inject(best, [0.0])
+    assert algorithm.best_f == 0
+    np.testing.assert_array_equal(algorithm.best_x, best[0])
+    x, f = algorithm.population()
+    assert x.shape == (algorithm.population_size, 4)
+    assert f.shape == (algorithm.population_size,)
+    run(algorithm, 3)
+
+
+def test_feasible_points_come_first(name):
+    algorithm = make(name, SPACE, seed=4)
+    for _ in range(150):
+        x = algorithm.ask()
+        algorithm.tell(x, sphere(x), np.maximum(2 - x[:, 0], 0))  # x0 >= 2
+    assert algorithm.best_violation == 0
+    assert algorithm.best_x[0] >= 2
+    assert algorithm.best_f == pytest.approx(1, abs=0.05)
+
+
+def test_wrong_shapes_are_refused_and_change_nothing(name):
+    algorithm = run(make(name, SPACE, seed=4), 2)
+    before = algorithm.state_dict()
+    x = algorithm.ask()
+    for wrong in [
+        (x[:, :2], sphere(x)),
+        (x, sphere(x)[:-1]),
+        (x, sphere(x)[:, None]),
+        (x, sphere(x), np.zeros(1)),
+    ]:
+        with pytest.raises(ValueError, match="must have shape"):
+            algorithm.tell(*wrong)
+    check_same(before, algorithm.state_dict())
+
+
+def test_all_real_algorithms_are_tested():
+    assert set(REAL) <= set(ALGORITHMS)
+
+
+def test_unknown_names_and_options_are_refused():
+    with pytest.raises(ConfigError, match=r"algorithm must be one of .*de.*, got 'annealing'"):
+        make("annealing", SPACE)
+    with pytest.raises(ConfigError, match="algorithm 'de' has no option 'size'"):
+        make("de", SPACE, size=3)
+    with pytest.raises(ConfigError, match="population of 'de' must be at least 4, got 3"):
+        make("de", SPACE, population=3)
