@@ -7,6 +7,7 @@ from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.loop import Summary, Trainer, train
 from paropt_hpc.train.models import MLP, Batch, Softmax
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
+from paropt_hpc.train.parameter_server import ParameterServer
 from paropt_hpc.train.run_folder import read_summary
 from paropt_hpc.train.samplers import Shard, ShardedSampler
 from paropt_hpc.train.schedules import (
@@ -37,6 +38,7 @@ __all__ = [
     "LinearScaling",
     "LocalSGD",
     "Optimizer",
+    "ParameterServer",
     "Polynomial",
     "PushSum",
     "Shard",

@@ -11,6 +11,7 @@ from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
 from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.models import MLP, Softmax
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
+from paropt_hpc.train.parameter_server import ParameterServer, count_workers, default_bound
 from paropt_hpc.train.schedules import (
     Cosine,
     Exponential,
@@ -21,7 +22,14 @@ from paropt_hpc.train.schedules import (
 )
 from paropt_hpc.train.strategies import AllReduce, Strategy
 
-__all__ = ["build_model", "build_strategy"]
+__all__ = ["build_model", "build_strategy", "worker_count"]
+
+
+def worker_count(config: Config, size: int) -> int:
+    """Return how many of `size` ranks compute gradients."""
+    if config.strategy.name == "parameter-server":
+        return count_workers(size, config.strategy.servers)
+    return size
 
 
 def build_model(config: Config, data: Dataset) -> MLP:
@@ -37,6 +45,8 @@ def build_strategy(
     """Return the strategy that a configuration names, with its optimizer and compressor."""
     train = config.train
     compressor = _compressor(config, steps_per_epoch)
+    if config.strategy.name == "parameter-server":
+        return _server(config, comm, compressor, layers, steps_per_epoch)
     # Decay that is part of the gradient must be there before error feedback collects it.
     early = config.strategy.name == "allreduce" and compressor is not None
     early = early and train.optimizer in ("sgd", "adam")
@@ -59,6 +69,28 @@ def build_strategy(
             weight_decay=train.weight_decay if early else 0.0,
         )
     return _own_parameters(config.strategy, comm, optimizer, compressor)
+
+
+def _server(
+    config: Config,
+    comm: Communicator,
+    compressor: TopK | None,
+    layers: Sequence[slice],
+    steps_per_epoch: int,
+) -> ParameterServer:
+    settings, train = config.strategy, config.train
+    workers = count_workers(comm.size, settings.servers)
+    updates = -(-steps_per_epoch * workers // settings.group)  # in an epoch
+    bound = settings.staleness_bound
+    return ParameterServer(
+        comm,
+        _optimizer(train, _schedule(train, updates), layers, train.momentum, train.weight_decay),
+        default_bound(updates, workers, settings.group) if bound is None else bound,
+        compressor,
+        servers=settings.servers,
+        policy=settings.staleness_policy,
+        group=settings.group,
+    )
 
 
 def _own_parameters(

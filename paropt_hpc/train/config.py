@@ -92,7 +92,9 @@ class TrainConfig(Section):
 class StrategyConfig(Section):
     """How ranks keep their parameters together."""
 
-    name: Literal["allreduce", "localsgd", "gossip", "push-sum", "choco"] = "allreduce"
+    name: Literal["allreduce", "localsgd", "parameter-server", "gossip", "push-sum", "choco"] = (
+        "allreduce"
+    )
     algorithm: Literal["auto", "mpi", "ring", "recursive_doubling", "shared", "hierarchical"] = (
         "auto"  # of the dense all-reduce
     )
@@ -101,6 +103,10 @@ class StrategyConfig(Section):
     growth: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0  # localsgd: of rounds
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # localsgd
     outer_lr: PositiveFloat = 1.0  # localsgd
+    servers: Positive = 1  # parameter-server: the last ranks serve, the others work
+    staleness_bound: Annotated[int, Field(ge=0)] | None = None  # by default 5 % of the updates
+    staleness_policy: Literal["drop", "wait", "sync"] = "drop"  # beyond the bound
+    group: Positive = 1  # parameter-server: gradients whose mean is one update
     topology: Literal[
         "ring", "torus", "hypercube", "exponential", "one-peer-exponential", "star", "complete"
     ] = "ring"  # gossip, push-sum, choco
@@ -127,6 +133,13 @@ class CheckpointConfig(Section):
     keep: Positive = 2  # how many checkpoints to keep
 
 
+class DebugConfig(Section):
+    """What shows how a run bears trouble; no part of its identity."""
+
+    slow_rank: Annotated[int, Field(ge=0)] | None = None  # this rank computes more slowly
+    slow_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0  # by so much
+
+
 class Config(Section):
     """All settings of a run; every key has a default."""
 
@@ -137,16 +150,23 @@ class Config(Section):
     strategy: StrategyConfig = StrategyConfig()
     compress: CompressConfig = CompressConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    debug: DebugConfig = DebugConfig()
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Config":
         name, compressed = self.strategy.name, self.compress.method != "none"
         if name == "choco" and not compressed:
             raise ValueError("strategy.name = 'choco' needs compress.method = 'topk'")
-        if name not in ("allreduce", "choco") and compressed:
+        if name not in ("allreduce", "choco", "parameter-server") and compressed:
             raise ValueError(
-                f"compress.method works with strategy.name 'allreduce' or 'choco', got {name!r}; "
-                "set compress.method = 'none'"
+                "compress.method works with strategy.name 'allreduce', 'choco' or "
+                f"'parameter-server', got {name!r}; set compress.method = 'none'"
+            )
+        layerwise = self.train.optimizer in ("lars", "lamb")
+        if name == "parameter-server" and self.strategy.servers > 1 and layerwise:
+            raise ValueError(
+                f"train.optimizer = {self.train.optimizer!r} needs whole layers, and "
+                f"{self.strategy.servers} servers cut them; set strategy.servers = 1"
             )
         if name != "allreduce" and (self.train.accumulate > 1 or self.train.clip_norm is not None):
             raise ValueError(

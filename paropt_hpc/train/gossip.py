@@ -69,7 +69,7 @@ class _Mixing(Strategy):
         """Replace the parameters of all ranks by their mean, in place; collective."""
         params[:] = self.consensus(params)
 
-    def metrics(self, params: Array) -> dict[str, float]:
+    def metrics(self, params: Array) -> dict[str, Any]:
         """Return the consensus distance: the root mean square over ranks of |x - mean x|."""
         own = float(np.square(params - self.consensus(params), dtype=np.float64).sum())
         return {"consensus_distance": float(np.sqrt(self.comm.gather_scalars(own).mean()))}

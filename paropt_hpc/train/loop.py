@@ -1,6 +1,7 @@
 """The training loop: from a configuration to a trained model and its figures."""
 
 import signal as signals
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import DataError, DivergenceError, StoppedError, on_every_rank
-from paropt_hpc.train.build import build_model, build_strategy
+from paropt_hpc.train.asynchronous import Asynchronous
+from paropt_hpc.train.build import build_model, build_strategy, worker_count
 from paropt_hpc.train.checkpoint import Checkpoint, Checkpoints, merge, only, without
 from paropt_hpc.train.config import Config, check_identity, identity
 from paropt_hpc.train.data import load_dataset
@@ -86,7 +88,11 @@ class Trainer:
         settings = config.train
         self.data = load_dataset(config.data, config.run.seed, config.model.dtype)
         self.sampler = ShardedSampler(
-            len(self.data.train.y), settings.batch, comm.rank, comm.size, config.run.seed
+            len(self.data.train.y),
+            settings.batch,
+            comm.rank,
+            worker_count(config, comm.size),
+            config.run.seed,
         )
         self.model = build_model(config, self.data)
         self.params = self.model.init(config.run.seed, config.model.dtype)
@@ -120,7 +126,10 @@ class Trainer:
         with StopRequest() as stop, np.errstate(over="ignore", invalid="ignore"):
             for epoch in range(position.epoch, settings.epochs):
                 first = position.batch if epoch == position.epoch else 0
-                self._run_epoch(epoch, first, meter, stop)
+                if isinstance(self.strategy, Asynchronous):
+                    self._run_freely(self.strategy, epoch, first, meter, stop)
+                else:
+                    self._run_epoch(epoch, first, meter, stop)
         self.strategy.finish(self.params)
         return self._summarise(meter)
 
@@ -146,6 +155,39 @@ class Trainer:
         if due or signal:
             self._save(Position(epoch + 1, 0), meter, signal)
 
+    def _run_freely(
+        self, strategy: Asynchronous, epoch: int, first: int, meter: Meter, stop: StopRequest
+    ) -> None:
+        """Do what `_run_epoch` does with ranks that meet only where a checkpoint is due."""
+        steps = self.sampler.steps_per_epoch
+        every = self.config.checkpoint.every_steps or steps
+        while first < steps:
+            pause = min(steps, first + every - meter.steps % every)
+            tasks, losses = self.sampler.tasks(first, pause), list(meter.losses)
+            meter.start()
+            for task in strategy.phase(self.params, tasks, pause == steps):
+                shard = self.sampler.part(epoch, task)
+                loss, gradient = self._gradient(shard)
+                strategy.tell(loss, stop.number)
+                strategy.step(self.params, gradient, (len(shard.indices), shard.batch))
+                meter.tick(loss, epoch * steps + task // strategy.workers + 1)
+            meter.stop()
+            done = strategy.outcome
+            _check_finite_everywhere(done.faulty, epoch)
+            reached = -(-done.reached // strategy.workers)
+            meter.steps = epoch * steps + reached
+            meter.losses = losses + [done.loss] * (reached - first)
+            first = reached
+            due = meter.steps % every == 0 and self.config.checkpoint.every_steps is not None
+            if first < steps and (due or done.signal):
+                self._save(Position(epoch, first), meter, done.signal)
+        self._record(epoch, meter)
+        meter.losses.clear()
+        every_epochs = self.config.checkpoint.every_epochs
+        due = due or (every_epochs is not None and (epoch + 1) % every_epochs == 0)
+        if due or done.signal:
+            self._save(Position(epoch + 1, 0), meter, done.signal)
+
     def step(self, shard: Shard, number: int, epoch: int, signal: int = 0) -> tuple[float, int]:
         """Take one step on this rank's shard of a global batch.
 
@@ -156,13 +198,22 @@ class Trainer:
         signal : int
             The highest that any rank passed.
         """
+        loss, gradient = self._gradient(shard)
+        samples = len(shard.indices)
+        told = self.comm.gather_vectors([loss * samples / shard.batch, signal])
+        _check_finite(told[:, 0], f"at step {number + 1} (epoch {epoch + 1})")
+        self.strategy.step(self.params, gradient, (samples, shard.batch))
+        return float(told[:, 0].sum()), int(told[:, 1].max())
+
+    def _gradient(self, shard: Shard) -> tuple[float, NDArray[Any]]:
+        """Return loss and gradient on this rank's part of a global batch."""
+        begun = time.perf_counter()
         train = self.data.train
         batch = Batch(train.x[shard.indices], train.y[shard.indices])
         loss, gradient = self.model.loss_and_grad(self.params, batch, out=self.gradient)
-        told = self.comm.gather_vectors([loss * len(batch.y) / shard.batch, signal])
-        _check_finite(told[:, 0], f"at step {number + 1} (epoch {epoch + 1})")
-        self.strategy.step(self.params, gradient, (len(batch.y), shard.batch))
-        return float(told[:, 0].sum()), int(told[:, 1].max())
+        if self.config.debug.slow_rank == self.comm.rank:
+            time.sleep((self.config.debug.slow_factor - 1) * (time.perf_counter() - begun))
+        return loss, gradient
 
     def evaluate(self, data: Batch) -> tuple[float, float]:
         """Return mean loss and accuracy over `data`, each rank taking a part; collective."""
@@ -281,6 +332,14 @@ class Trainer:
         if self.comm.rank == 0 and self.comm.node_size < size:
             self.comm.traffic.warn_of_jitter()
         return summary
+
+
+def _check_finite_everywhere(faulty: int, epoch: int) -> None:
+    """Raise on every rank if one had a loss that is not finite."""
+    if faulty >= 0:
+        losses = np.zeros(faulty + 1)
+        losses[faulty] = np.nan
+        _check_finite(losses, f"in epoch {epoch + 1}")
 
 
 def _check_finite(losses: NDArray[Any], when: str) -> None:

@@ -47,9 +47,9 @@ class Meter:
         self.comm_s += self._comm.traffic.seconds - seconds
         self.bytes_sent += self._comm.traffic.bytes_sent - sent
 
-    def tick(self, loss: float) -> None:
-        """Count a step that had this loss."""
-        self.steps += 1
+    def tick(self, loss: float, steps: int | None = None) -> None:
+        """Count a step that had this loss; `steps` are done then, by default one more."""
+        self.steps = self.steps + 1 if steps is None else steps
         self.losses.append(loss)
         self._comm.traffic.end_step()
         if self._observer is not None:

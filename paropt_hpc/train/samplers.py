@@ -56,6 +56,8 @@ class ShardedSampler:
         self._rank = rank
         self._size = size
         self._seed = seed
+        self._drawn = -1  # epoch whose permutation `part` has kept
+        self._order = np.empty(0, np.int64)
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Shard]:
         """Yield this rank's shards of epoch `number` from batch `first` on; local.
@@ -63,7 +65,24 @@ class ShardedSampler:
         Both count from 0. The batches of an epoch do not depend on the number of ranks, so
         that a run may go on with another one in the middle.
         """
-        order = rng.philox(self._seed, "sampler", number).permutation(self.n)
+        order = self._permutation(number)
         for begin in range(first * self.batch, self.n, self.batch):
             batch = order[begin : begin + self.batch]
             yield Shard(np.array_split(batch, self._size)[self._rank], batch.size)
+
+    def tasks(self, first: int, last: int) -> range:
+        """Return numbers for all shards of batches `first` to `last - 1` that are not empty."""
+        tail = self.n - (self.steps_per_epoch - 1) * self.batch
+        missing = max(0, self._size - tail) if last == self.steps_per_epoch else 0
+        return range(first * self._size, max(first, last) * self._size - missing)
+
+    def part(self, epoch: int, task: int) -> Shard:
+        """Return the shard of a task: part ``task % size`` of batch ``task // size``."""
+        batch, rank = divmod(task, self._size)
+        if epoch != self._drawn:
+            self._drawn, self._order = epoch, self._permutation(epoch)
+        samples = self._order[batch * self.batch : (batch + 1) * self.batch]
+        return Shard(np.array_split(samples, self._size)[rank], samples.size)
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        return rng.philox(self._seed, "sampler", epoch).permutation(self.n)

@@ -82,7 +82,7 @@ class Strategy(ABC):
         """Return the parameters that all ranks stand for, to evaluate them; collective."""
         return params
 
-    def metrics(self, params: Array) -> dict[str, float]:
+    def metrics(self, params: Array) -> dict[str, Any]:
         """Return what this strategy has to say at the end of an epoch; collective."""
         return {}
 
