@@ -252,6 +252,24 @@ void walk_raw(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::
   }
 }
 
+void check_full(std::size_t size, std::uint64_t n, std::size_t k) {
+  if (size != 0 || k != n) {
+    throw FormatError("full indices must take 0 bytes for all " + std::to_string(n) +
+                      " entries, got " + std::to_string(size) + " bytes for " + std::to_string(k));
+  }
+}
+
+template <class I, class Sink>
+void walk_full(std::size_t size, std::uint64_t n, std::size_t k, Sink sink) {
+  check_full(size, n, k);
+  for (std::size_t first = 0; first < k; first += kBlock) {
+    I indices[kBlock];
+    const std::size_t count = std::min(kBlock, k - first);
+    for (std::size_t i = 0; i < count; ++i) indices[i] = static_cast<I>(first + i);
+    sink(indices, first, count);
+  }
+}
+
 template <class I, class Sink>
 void walk(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k, Codec codec,
           Sink sink) {
@@ -265,6 +283,8 @@ void walk(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size
     case Codec::raw:
       if (n <= std::uint64_t{1} << 32) return walk_raw<std::uint32_t, I>(data, size, n, k, sink);
       return walk_raw<std::uint64_t, I>(data, size, n, k, sink);
+    case Codec::full:
+      return walk_full<I>(size, n, k, sink);
   }
 }
 
@@ -273,6 +293,7 @@ void walk(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size
 template <class I>
 Codec choose_codec(const I* indices, std::size_t k, std::uint64_t n) {
   if (k == 0) return Codec::rice;
+  if (k == n) return Codec::full;
   const std::uint64_t bitmap = (n + 7) / 8, raw = raw_bytes(n, k);
   const std::uint64_t other = std::min(bitmap, raw);
   // Where rice cannot lose, its size need not be known.
@@ -285,14 +306,14 @@ Codec choose_codec(const I* indices, std::size_t k, std::uint64_t n) {
 std::uint64_t max_encoded_bytes(std::uint64_t n, std::uint64_t k, Codec codec) {
   if (codec == Codec::bitmap) return (n + 7) / 8;
   if (codec == Codec::raw) return raw_bytes(n, k);
-  if (k == 0) return 0;
+  if (k == 0 || codec == Codec::full) return 0;
   // A block of c indices that span s positions takes at most c * (log2(s/c) + 3) bits and 7 spare
   // bits in each stream. The logarithm is concave, so an even spread is the worst case.
   return (k * (bit_width(n / k) + 3) + 7) / 8 + ceil_div(k, kBlock) * (kEntry + 2);
 }
 
 std::uint64_t max_chosen_bytes(std::uint64_t n, std::uint64_t k) {
-  if (k == 0) return 0;
+  if (k == 0 || k == n) return 0;
   return std::min({max_encoded_bytes(n, k, Codec::rice), (n + 7) / 8, raw_bytes(n, k)});
 }
 
@@ -306,7 +327,12 @@ std::uint64_t needed_bytes(const I* indices, std::size_t k, std::uint64_t n, Cod
 template <class I>
 std::size_t encode_indices(const I* indices, std::size_t k, std::uint64_t n, Codec codec,
                            std::uint8_t* out) {
-  check_indices(indices, k, n);
+  if (codec == Codec::full && k != n) {
+    throw std::invalid_argument("codec full must have all " + std::to_string(n) + " entries, got " +
+                                std::to_string(k));
+  }
+  if (indices != nullptr) check_indices(indices, k, n);
+  if (codec == Codec::full) return 0;
   if (codec == Codec::rice) return encode_split<true>(indices, k, out);
   if (codec == Codec::elias_fano) return encode_split<false>(indices, k, out);
   if (codec == Codec::raw) {
@@ -345,6 +371,7 @@ void walk_with_narrow_indices(const std::uint8_t* data, std::size_t size, std::u
 void validate_indices(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
                       Codec codec) {
   if (codec == Codec::bitmap) return check_bitmap(data, size, n, k);
+  if (codec == Codec::full) return check_full(size, n, k);
   walk_with_narrow_indices(data, size, n, k, codec, [](const auto*, std::size_t, std::size_t) {});
 }
 
@@ -352,14 +379,27 @@ template <class T>
 void decode_scatter_add(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
                         Codec codec, ValueType type, const std::uint8_t* values, T scale,
                         T* dense) {
+  const auto load_values = [=](std::size_t first, std::size_t count, T* decoded) {
+    if constexpr (sizeof(T) == 8) {
+      std::memcpy(decoded, values + first * sizeof(T), count * sizeof(T));
+    } else {
+      dequantize(type, values, k, first, count, decoded);
+    }
+  };
+  if (codec == Codec::full) {
+    check_full(size, n, k);
+    for (std::size_t first = 0; first < k; first += kBlock) {
+      T decoded[kBlock];
+      const std::size_t count = std::min(kBlock, k - first);
+      load_values(first, count, decoded);
+      PAROPT_DISPATCH(add_block(dense + first, decoded, count, scale));
+    }
+    return;
+  }
   walk_with_narrow_indices(data, size, n, k, codec,
                            [=](const auto* indices, std::size_t first, std::size_t count) {
                              T decoded[kBlock];
-                             if constexpr (sizeof(T) == 8) {
-                               std::memcpy(decoded, values + first * sizeof(T), count * sizeof(T));
-                             } else {
-                               dequantize(type, values, k, first, count, decoded);
-                             }
+                             load_values(first, count, decoded);
                              PAROPT_DISPATCH(scatter_block(dense, indices, decoded, count, scale));
                            });
 }

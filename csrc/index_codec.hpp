@@ -8,6 +8,7 @@
 //             bit more per position, and nothing to be summed at all.
 // bitmap      One bit per entry of the vector.
 // raw         The positions as integers.
+// full        Nothing: all n entries of the vector are there.
 //
 // All functions are pure and safe to call from several threads. I is std::uint32_t
 // (n <= 2^32) or std::uint64_t; n <= kMaxEntries and k <= n everywhere.
@@ -20,11 +21,12 @@
 
 namespace paropt {
 
-enum class Codec : std::uint8_t { rice = 1, bitmap = 2, elias_fano = 3, raw = 4 };
-constexpr int kCodecs = 4;
+enum class Codec : std::uint8_t { rice = 1, bitmap = 2, elias_fano = 3, raw = 4, full = 5 };
+constexpr int kCodecs = 5;
 
-// The codec that takes the fewest bytes for these positions, however they cluster. Elias-Fano is
-// never the one: it is for those who want speed. Throws as encode_indices does, if it looks.
+// The codec that takes the fewest bytes for these positions, however they cluster: full for all of
+// them. Elias-Fano is never the one: it is for those who want speed. Throws as encode_indices does,
+// if it looks.
 template <class I>
 Codec choose_codec(const I* indices, std::size_t k, std::uint64_t n);
 
@@ -42,7 +44,7 @@ std::uint64_t needed_bytes(const I* indices, std::size_t k, std::uint64_t n, Cod
 
 // Encode and return the number of bytes written. `out` has needed_bytes. Throws
 // std::invalid_argument unless the indices are strictly ascending and below n; `out` may then have
-// been written.
+// been written. With full, `indices` may be null.
 template <class I>
 std::size_t encode_indices(const I* indices, std::size_t k, std::uint64_t n, Codec codec,
                            std::uint8_t* out);

@@ -335,3 +335,9 @@ PAROPT_TARGET void scatter_block(T* dense, const I* indices, const T* values, st
                                  T scale) {
   for (std::size_t i = 0; i < count; ++i) dense[indices[i]] += scale * values[i];
 }
+
+template <class T>
+PAROPT_TARGET void add_block(T* __restrict dense, const T* __restrict values, std::size_t count,
+                             T scale) {
+  for (std::size_t i = 0; i < count; ++i) dense[i] += scale * values[i];
+}

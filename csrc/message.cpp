@@ -117,7 +117,7 @@ void check_kind(const std::uint8_t* data, std::size_t size) {
                       std::to_string(data[4]));
   }
   if (data[5] < 1 || data[5] > kCodecs) {
-    throw FormatError("index codec must be from 1 to 4, got " + std::to_string(data[5]));
+    throw FormatError("index codec must be from 1 to 5, got " + std::to_string(data[5]));
   }
   if (data[6] < 1 || data[6] > kValueTypes) {
     throw FormatError("value type must be from 1 to 7, got " + std::to_string(data[6]));
@@ -153,7 +153,8 @@ std::size_t encode_message(const I* indices, const void* values, std::size_t k, 
   const std::size_t value_at = padded(index_bytes);
   std::memset(payload + index_bytes, 0, value_at - index_bytes);
   const std::size_t bytes = value_bytes(type, k);
-  if (bytes > 0) std::memcpy(payload + value_at, values, bytes);
+  // The values of a whole vector may be in place already.
+  if (bytes > 0 && values != payload + value_at) std::memcpy(payload + value_at, values, bytes);
   const std::size_t size = kHeaderBytes + value_at + bytes;
   write_header(out, codec, type, n, k, index_bytes);
   store(out + kChecksumAt, message_checksum(out, size));

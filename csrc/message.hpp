@@ -33,7 +33,8 @@ std::uint64_t needed_message_bytes(const I* indices, std::size_t k, std::uint64_
 
 // Encode into `out`, which has needed_message_bytes, and return the bytes written; `values` are
 // value_bytes bytes, as they are in memory or as `quantize` made them. Throws std::invalid_argument
-// unless the indices are strictly ascending and below n.
+// unless the indices are strictly ascending and below n. With Codec::full, `indices` may be
+// null and the values in place.
 template <class I>
 std::size_t encode_message(const I* indices, const void* values, std::size_t k, std::uint64_t n,
                            Codec codec, ValueType type, std::uint8_t* out);

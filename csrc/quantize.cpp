@@ -7,7 +7,13 @@
 
 namespace paropt {
 
-constexpr std::size_t kGroup = 256;   // values with one scale
+constexpr std::size_t kGroup = 256;  // values with one scale
+// What the loops tell of a group: its scale, and how many of its values are not finite.
+struct Scaled {
+  float scale;
+  std::size_t nonfinite;
+};
+
 constexpr std::size_t kAhead = 2048;  // values; the processor's own prefetching stops at each page
 
 }  // namespace paropt
@@ -47,7 +53,7 @@ struct Job {
   std::uint8_t *scales, *codes;
 
   // Quantise values that need no scale, as many as there are.
-  std::size_t convert(std::size_t first, std::size_t count) const {
+  QuantizeCounts convert(std::size_t first, std::size_t count) const {
     std::uint8_t* to = codes + 2 * first;
     if (type == ValueType::float16) {
       return PAROPT_DISPATCH(convert_half<Float16>(values + first, count, to));
@@ -55,8 +61,8 @@ struct Job {
     return PAROPT_DISPATCH(convert_half<BFloat16>(values + first, count, to));
   }
 
-  // Quantise the group that starts at `first` and return how many values saturated.
-  std::size_t group(std::size_t first, std::size_t count) const {
+  // Quantise the group that starts at `first`.
+  QuantizeCounts group(std::size_t first, std::size_t count) const {
     const float* x = values + first;
     float* rest = residual == nullptr ? nullptr : residual + first;
     std::uint8_t* to = codes + first * code_bits(type) / 8;
@@ -64,17 +70,17 @@ struct Job {
       return PAROPT_DISPATCH(quantize_half<Float16>(x, rest, count, to));
     if (type == ValueType::bfloat16)
       return PAROPT_DISPATCH(quantize_half<BFloat16>(x, rest, count, to));
-    float scale;
+    Scaled scaled;
     if (type == ValueType::int8) {
-      scale = PAROPT_DISPATCH(quantize_int8(x, rest, count, reinterpret_cast<std::int8_t*>(to)));
+      scaled = PAROPT_DISPATCH(quantize_int8(x, rest, count, reinterpret_cast<std::int8_t*>(to)));
     } else if (type == ValueType::qsgd4) {
       const std::uint32_t random = group_random(seed, first / kGroup);
-      scale = PAROPT_DISPATCH(quantize_qsgd4(x, rest, count, random, to));
+      scaled = PAROPT_DISPATCH(quantize_qsgd4(x, rest, count, random, to));
     } else {
-      scale = PAROPT_DISPATCH(quantize_sign(x, rest, count, to));
+      scaled = PAROPT_DISPATCH(quantize_sign(x, rest, count, to));
     }
-    store(scales + first / kGroup * sizeof(float), scale);
-    return 0;
+    store(scales + first / kGroup * sizeof(float), scaled.scale);
+    return {0, scaled.nonfinite};
   }
 };
 
@@ -84,24 +90,26 @@ std::uint64_t value_bytes(ValueType type, std::uint64_t count) {
   return scale_bytes(type, count) + (count * code_bits(type) + 7) / 8;
 }
 
-std::size_t quantize(ValueType type, const float* values, float* residual, std::size_t count,
-                     std::uint64_t seed, std::uint8_t* out) {
+QuantizeCounts quantize(ValueType type, const float* values, float* residual, std::size_t count,
+                        std::uint64_t seed, std::uint8_t* out) {
   const Job job = {type, values, residual, seed, out, out + scale_bytes(type, count)};
   const std::size_t chunks = ceil_div(count, kChunk);
-  std::size_t over = 0;
+  std::size_t saturated = 0, nonfinite = 0;
   [[maybe_unused]] const int threads = threads_for(chunks, 2);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) reduction(+ : over)
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) \
+    reduction(+ : saturated, nonfinite)
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     const std::size_t end = std::min(count, (chunk + 1) * kChunk);
-    if (residual == nullptr && type < ValueType::int8) {
-      over += job.convert(chunk * kChunk, end - chunk * kChunk);
-      continue;
-    }
-    for (std::size_t first = chunk * kChunk; first < end; first += kGroup) {
-      over += job.group(first, std::min(kGroup, end - first));
+    const bool whole = residual == nullptr && type < ValueType::int8;
+    const std::size_t step = whole ? kChunk : kGroup;
+    for (std::size_t first = chunk * kChunk; first < end; first += step) {
+      const std::size_t part = std::min(step, end - first);
+      const QuantizeCounts counts = whole ? job.convert(first, part) : job.group(first, part);
+      saturated += counts.saturated;
+      nonfinite += counts.nonfinite;
     }
   }
-  return over;
+  return {saturated, nonfinite};
 }
 
 void dequantize(ValueType type, const std::uint8_t* data, std::size_t total, std::size_t first,

@@ -13,23 +13,30 @@ namespace paropt {
 enum class ValueType : std::uint8_t {
   float32 = 1,
   float64 = 2,
-  float16 = 3,  // beyond the range: the largest finite number, and counted
-  bfloat16 = 4,
-  int8 = 5,   // scale: largest magnitude / 127
-  qsgd4 = 6,  // scale: largest magnitude / 7; rounded up or down at random, without bias
-  sign = 7,   // scale: mean magnitude
+  float16 = 3,   // beyond the range: the largest finite number, and counted
+  bfloat16 = 4,  // the same
+  int8 = 5,      // scale: largest magnitude / 127
+  qsgd4 = 6,     // scale: largest magnitude / 7; rounded up or down at random, without bias
+  sign = 7,      // scale: mean magnitude
 };
 constexpr int kValueTypes = 7;
+
+// Values that a caller should hear of: finite ones beyond the range of a 16-bit type, and infinite
+// or NaN ones.
+struct QuantizeCounts {
+  std::size_t saturated = 0, nonfinite = 0;
+};
 
 // Bytes of `count` values.
 std::uint64_t value_bytes(ValueType type, std::uint64_t count);
 
-// Write values, or residual + values, to value_bytes bytes; with a residual, leave there what the
-// bytes do not say. Return how many values saturated. A non-finite value makes its float16 or
-// bfloat16 non-finite, and all 256 that share its scale NaN. The result depends on the seed (of
+// Write acc = values, or residual + values, to value_bytes bytes; with a residual, leave there
+// acc less what the bytes say. A non-finite value makes its
+// float16 or bfloat16 non-finite, and all 256 that share its scale NaN; the residual then keeps acc
+// where that is finite and 0 where it is not. The result depends on the seed (of
 // qsgd4), not on the number of threads. `type` is none of the first two.
-std::size_t quantize(ValueType type, const float* values, float* residual, std::size_t count,
-                     std::uint64_t seed, std::uint8_t* out);
+QuantizeCounts quantize(ValueType type, const float* values, float* residual, std::size_t count,
+                        std::uint64_t seed, std::uint8_t* out);
 
 // Read the values [first, first + count) of `total`; float32 may be read too.
 void dequantize(ValueType type, const std::uint8_t* data, std::size_t total, std::size_t first,

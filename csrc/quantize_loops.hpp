@@ -10,12 +10,19 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint32_t largest_key(const float* x, std
   return most;
 }
 
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint32_t count_nonfinite(const float* x,
+                                                                 std::size_t count) {
+  std::uint32_t found = 0;
+  for (std::size_t i = 0; i < count; ++i) found += key_of(x[i]) >= FloatBits<float>::kInfinity;
+  return found;
+}
+
 // The sum of magnitudes in an order that every instruction set can follow: 16 sums side by side,
 // which are then added in halves. The group is padded with zeros.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE float sum_magnitudes(const float* x) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE float sum_magnitudes(const float* x, float by) {
   float sums[16] = {};
   for (std::size_t i = 0; i < kGroup; i += 16) {
-    for (std::size_t j = 0; j < 16; ++j) sums[j] += float_of(key_of(x[i + j]));
+    for (std::size_t j = 0; j < 16; ++j) sums[j] += float_of(key_of(x[i + j])) * by;
   }
   for (std::size_t half = 8; half > 0; half /= 2) {
     for (std::size_t j = 0; j < half; ++j) sums[j] += sums[j + half];
@@ -23,12 +30,34 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE float sum_magnitudes(const float* x) {
   return sums[0];
 }
 
-// The scale for codes up to `steps`; 0 where it would be subnormal, NaN where a value is not
-// finite.
+// The scale for codes up to `steps`: 0 where it would be subnormal, NaN where a value is not
+// finite, and so small that no code decodes to infinity.
 PAROPT_TARGET PAROPT_ALWAYS_INLINE float scale_for(std::uint32_t key, float steps) {
   if (key >= FloatBits<float>::kInfinity) return float_of(0x7fc00000);
-  const float scale = float_of(key) / steps;
+  float scale = float_of(key) / steps;
+  if (key_of(scale * steps) >= FloatBits<float>::kInfinity) scale = float_of(bits_of(scale) - 1);
   return scale < 0x1p-126f ? 0 : scale;
+}
+
+// The mean magnitude of a group of finite values, NaN for others.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE float mean_magnitude(const float* x, std::size_t count) {
+  const float mean = sum_magnitudes(x, 1) / static_cast<float>(count);
+  if (__builtin_expect(key_of(mean) < FloatBits<float>::kInfinity, 1)) return mean;
+  if (largest_key(x, kGroup) >= FloatBits<float>::kInfinity) return float_of(0x7fc00000);
+  // The sum of 256 is too large a number, the mean of them is none.
+  const float small = sum_magnitudes(x, 0x1p-8f) / static_cast<float>(count);
+  return small < 0x1p120f ? small * 0x1p8f : float_of(0x7f7fffff);
+}
+
+// What error feedback keeps of acc when `sent` goes out: nothing of a value that is not finite.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE float kept(float acc, float sent) {
+  return key_of(acc) < FloatBits<float>::kInfinity ? acc - sent : 0;
+}
+
+// What the codes of a group are multiplied with to tell what was sent; where that was NaN, all that
+// is finite is kept.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE float sent_scale(float scale) {
+  return scale == scale ? scale : 0;
 }
 
 PAROPT_TARGET PAROPT_ALWAYS_INLINE float inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
@@ -54,18 +83,19 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::int32_t nearest(float x) {
   return static_cast<std::int32_t>(bits_of(x + 0x1.8p23f)) - 0x4b400000;
 }
 
-PAROPT_TARGET float quantize_int8(const float* __restrict values, float* __restrict residual,
-                                  std::size_t count, std::int8_t* __restrict codes) {
+PAROPT_TARGET Scaled quantize_int8(const float* __restrict values, float* __restrict residual,
+                                   std::size_t count, std::int8_t* __restrict codes) {
   alignas(64) float acc[kGroup];
   alignas(64) std::int32_t code[kGroup];
   load_group(values, residual, count, acc);
   const float scale = scale_for(largest_key(acc, kGroup), 127), by = inverse(scale);
   for (std::size_t i = 0; i < kGroup; ++i) code[i] = by > 0 ? nearest(acc[i] * by) : 0;
   for (std::size_t i = 0; i < count; ++i) codes[i] = static_cast<std::int8_t>(code[i]);
+  const float sent = sent_scale(scale);
   for (std::size_t i = 0; residual != nullptr && i < count; ++i) {
-    residual[i] = acc[i] - static_cast<float>(code[i]) * scale;
+    residual[i] = kept(acc[i], static_cast<float>(code[i]) * sent);
   }
-  return scale;
+  return {scale, scale == scale ? 0 : count_nonfinite(acc, count)};
 }
 
 // The last mixing steps of MurmurHash3 make 32 random bits of a counter.
@@ -78,9 +108,9 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint32_t mixed(std::uint32_t x) {
 // floor(x / scale + u) with u uniform in [0, 1) is x / scale on average: D. Alistarh et al., "QSGD:
 // communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017, section 3.1,
 // here with the largest magnitude as the norm.
-PAROPT_TARGET float quantize_qsgd4(const float* __restrict values, float* __restrict residual,
-                                   std::size_t count, std::uint32_t random,
-                                   std::uint8_t* __restrict codes) {
+PAROPT_TARGET Scaled quantize_qsgd4(const float* __restrict values, float* __restrict residual,
+                                    std::size_t count, std::uint32_t random,
+                                    std::uint8_t* __restrict codes) {
   alignas(64) float acc[kGroup];
   alignas(64) std::int32_t code[kGroup];
   alignas(64) std::uint8_t bytes[kGroup / 2];
@@ -89,8 +119,9 @@ PAROPT_TARGET float quantize_qsgd4(const float* __restrict values, float* __rest
   for (std::uint32_t i = 0; i < kGroup; ++i) {
     const std::uint32_t word = mixed(random + i * 0x9e3779b9);
     const float u = static_cast<float>(static_cast<std::int32_t>(word >> 8)) * 0x1p-24f;
-    const float x = (by > 0 ? acc[i] * by : 0) + u + 8;  // positive, so that a cast is a floor
-    const std::int32_t step = static_cast<std::int32_t>(x) - 8;
+    float steps = by > 0 ? acc[i] * by : 0;
+    steps = steps > -7 ? steps : -7;  // a rounded inverse may lead past the last step
+    const std::int32_t step = static_cast<std::int32_t>(steps + u + 8) - 8;  // a floor, as positive
     code[i] = step < 7 ? step : 7;
   }
   for (std::size_t i = 0; i < kGroup / 2; ++i) {
@@ -98,18 +129,18 @@ PAROPT_TARGET float quantize_qsgd4(const float* __restrict values, float* __rest
   }
   std::memcpy(codes, bytes, (count + 1) / 2);
   if (count % 2 != 0) codes[count / 2] &= 15;
+  const float sent = sent_scale(scale);
   for (std::size_t i = 0; residual != nullptr && i < count; ++i) {
-    residual[i] = acc[i] - static_cast<float>(code[i]) * scale;
+    residual[i] = kept(acc[i], static_cast<float>(code[i]) * sent);
   }
-  return scale;
+  return {scale, scale == scale ? 0 : count_nonfinite(acc, count)};
 }
 
-PAROPT_TARGET float quantize_sign(const float* __restrict values, float* __restrict residual,
-                                  std::size_t count, std::uint8_t* __restrict codes) {
+PAROPT_TARGET Scaled quantize_sign(const float* __restrict values, float* __restrict residual,
+                                   std::size_t count, std::uint8_t* __restrict codes) {
   alignas(64) float acc[kGroup];
   load_group(values, residual, count, acc);
-  float scale = sum_magnitudes(acc) / static_cast<float>(count);
-  if (key_of(scale) >= FloatBits<float>::kInfinity) scale = float_of(0x7fc00000);
+  const float scale = mean_magnitude(acc, count);
   std::uint8_t bytes[kGroup / 8];
 #if PAROPT_LEVEL == 2
   for (std::size_t i = 0; i < kGroup; i += 16) {
@@ -128,64 +159,85 @@ PAROPT_TARGET float quantize_sign(const float* __restrict values, float* __restr
   }
 #endif
   std::memcpy(codes, bytes, (count + 7) / 8);
+  const std::uint32_t sent = bits_of(sent_scale(scale));
   for (std::size_t i = 0; residual != nullptr && i < count; ++i) {
-    residual[i] = acc[i] - float_of(bits_of(scale) | (bits_of(acc[i]) & 0x80000000));
+    residual[i] = kept(acc[i], float_of(sent | (bits_of(acc[i]) & 0x80000000)));
   }
-  return scale;
+  return {scale, scale == scale ? 0 : count_nonfinite(acc, count)};
 }
 
+// Keys as float32: the least that rounds to infinity, and the largest finite one.
+template <class Half>
+struct Range;
+
+template <>
+struct Range<Float16> {
+  static constexpr std::uint32_t kBeyond = 0x477ff000, kLargest = 0x477fe000;  // 65520, 65504
+};
+
+template <>
+struct Range<BFloat16> {
+  static constexpr std::uint32_t kBeyond = 0x7f7f8000, kLargest = 0x7f7f0000;
+};
+
 // Saturate a finite value that would round to infinity; `over` counts them.
+template <class Half>
 PAROPT_TARGET PAROPT_ALWAYS_INLINE float saturated(float x, std::uint32_t& over) {
   const std::uint32_t key = key_of(x);
-  const bool beyond = key >= 0x477ff000 && key < FloatBits<float>::kInfinity;  // from 65520 on
+  const bool beyond = key >= Range<Half>::kBeyond && key < FloatBits<float>::kInfinity;
   over += beyond;
-  return beyond ? float_of(0x477fe000 | (bits_of(x) & 0x80000000)) : x;  // 65504
+  return beyond ? float_of(Range<Half>::kLargest | (bits_of(x) & 0x80000000)) : x;
 }
 
 // Half-precision of a group; the residual and the padding as above.
 template <class Half>
-PAROPT_TARGET std::size_t quantize_half(const float* __restrict values, float* __restrict residual,
-                                        std::size_t count, std::uint8_t* __restrict out) {
+PAROPT_TARGET QuantizeCounts quantize_half(const float* __restrict values,
+                                           float* __restrict residual, std::size_t count,
+                                           std::uint8_t* __restrict out) {
   alignas(64) float acc[kGroup];
   alignas(64) Half codes[kGroup];
   std::uint32_t over = 0;
   load_group(values, residual, count, acc);
-  if constexpr (std::is_same_v<Half, Float16>) {
-    alignas(64) float inside[kGroup];
-    for (std::size_t i = 0; i < kGroup; ++i) inside[i] = saturated(acc[i], over);
+  alignas(64) float inside[kGroup];
+  for (std::size_t i = 0; i < kGroup; ++i) inside[i] = saturated<Half>(acc[i], over);
 #if PAROPT_LEVEL > 0
+  if constexpr (std::is_same_v<Half, Float16>) {
     for (std::size_t i = 0; i < kGroup; i += 8) {
       const __m128i eight = _mm256_cvtps_ph(_mm256_load_ps(inside + i), _MM_FROUND_TO_NEAREST_INT);
       _mm_store_si128(reinterpret_cast<__m128i*>(codes + i), eight);
     }
-#else
-    for (std::size_t i = 0; i < kGroup; ++i) codes[i] = rounded<Float16>(inside[i]);
+  } else
 #endif
-  } else {
-    for (std::size_t i = 0; i < kGroup; ++i) codes[i] = rounded<BFloat16>(acc[i]);
-  }
+    for (std::size_t i = 0; i < kGroup; ++i) codes[i] = rounded<Half>(inside[i]);
   std::memcpy(out, codes, count * sizeof(Half));
   for (std::size_t i = 0; residual != nullptr && i < count; ++i) {
-    residual[i] = acc[i] - to_float(codes[i]);
+    residual[i] = kept(acc[i], to_float(codes[i]));
   }
-  return over;
+  return {over, count_nonfinite(acc, count)};
 }
 
 #if PAROPT_LEVEL == 2
 
-PAROPT_TARGET PAROPT_ALWAYS_INLINE __m256i to_half(__m512 x, Float16, std::size_t& over) {
+template <class Half>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE __m512i saturated(__m512 x, QuantizeCounts& counts) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i key = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
   const __mmask16 finite = _mm512_cmplt_epu32_mask(key, _mm512_set1_epi32(0x7f800000));
-  const __mmask16 beyond = _mm512_mask_cmpge_epu32_mask(finite, key, _mm512_set1_epi32(0x477ff000));
+  const __mmask16 beyond =
+      _mm512_mask_cmpge_epu32_mask(finite, key, _mm512_set1_epi32(Range<Half>::kBeyond));
   const __m512i sign = _mm512_andnot_si512(_mm512_set1_epi32(0x7fffffff), bits);
-  const __m512i inside = _mm512_mask_or_epi32(bits, beyond, sign, _mm512_set1_epi32(0x477fe000));
-  over += static_cast<std::size_t>(__builtin_popcount(beyond));
+  counts.saturated += static_cast<std::size_t>(__builtin_popcount(beyond));
+  counts.nonfinite += static_cast<std::size_t>(16 - __builtin_popcount(finite));
+  return _mm512_mask_or_epi32(bits, beyond, sign, _mm512_set1_epi32(Range<Half>::kLargest));
+}
+
+PAROPT_TARGET PAROPT_ALWAYS_INLINE __m256i to_half(__m512 x, Float16, QuantizeCounts& counts) {
+  const __m512i inside = saturated<Float16>(x, counts);
   return _mm512_cvtps_ph(_mm512_castsi512_ps(inside), _MM_FROUND_TO_NEAREST_INT);
 }
 
-PAROPT_TARGET PAROPT_ALWAYS_INLINE __m256i to_half(__m512 x, BFloat16, std::size_t&) {
-  const __m512i bits = _mm512_castps_si512(x), high = _mm512_srli_epi32(bits, 16);
+PAROPT_TARGET PAROPT_ALWAYS_INLINE __m256i to_half(__m512 x, BFloat16, QuantizeCounts& counts) {
+  const __m512i bits = saturated<BFloat16>(x, counts), high = _mm512_srli_epi32(bits, 16);
   const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
   __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   sum = _mm512_srli_epi32(sum, 16);
@@ -198,19 +250,23 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE __m256i to_half(__m512 x, BFloat16, std::size
 
 // The same without a residual, straight from input to output.
 template <class Half>
-PAROPT_TARGET std::size_t convert_half(const float* values, std::size_t count, std::uint8_t* out) {
-  std::size_t i = 0, over = 0;
+PAROPT_TARGET QuantizeCounts convert_half(const float* values, std::size_t count,
+                                          std::uint8_t* out) {
+  QuantizeCounts counts;
+  std::size_t i = 0;
 #if PAROPT_LEVEL == 2
   for (; i + 16 <= count; i += 16) {
-    const __m256i halves = to_half(_mm512_loadu_ps(values + i), Half{}, over);
+    const __m256i halves = to_half(_mm512_loadu_ps(values + i), Half{}, counts);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i), halves);
   }
 #endif
   for (; i < count; i += kGroup) {
     const std::size_t part = count - i < kGroup ? count - i : kGroup;
-    over += quantize_half<Half>(values + i, nullptr, part, out + 2 * i);
+    const QuantizeCounts more = quantize_half<Half>(values + i, nullptr, part, out + 2 * i);
+    counts.saturated += more.saturated;
+    counts.nonfinite += more.nonfinite;
   }
-  return over;
+  return counts;
 }
 
 template <class Half>

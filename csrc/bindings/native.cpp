@@ -59,7 +59,7 @@ void require_index_type(std::uint64_t n) {
 }
 
 paropt::Codec codec_of(int id) {
-  require(id >= 1 && id <= paropt::kCodecs, "codec must be from 1 to 4");
+  require(id >= 1 && id <= paropt::kCodecs, "codec must be from 1 to 5");
   return static_cast<paropt::Codec>(id);
 }
 
@@ -261,8 +261,20 @@ std::size_t encode_message(const Array<I>& indices, const Bytes& values, std::ui
   return unlocked([=] { return paropt::encode_message(i, v, k, n, c, t, o); });
 }
 
-std::size_t quantize(const Array<float>& values, std::optional<Array<float>>& residual, int type,
-                     std::uint64_t seed, Bytes& out) {
+std::size_t encode_full_message(const Bytes& values, std::uint64_t n, int type, Bytes& out) {
+  const paropt::ValueType t = value_type_of(type);
+  require_counts(n, n);
+  require(length(values) == paropt::value_bytes(t, n), "values must have the bytes of n values");
+  const std::uint8_t* v = input(values);
+  std::uint8_t* o = output(out, paropt::max_message_bytes(n, n, paropt::Codec::full, t));
+  return unlocked([=] {
+    constexpr const std::uint64_t* kNone = nullptr;
+    return paropt::encode_message(kNone, v, n, n, paropt::Codec::full, t, o);
+  });
+}
+
+py::tuple quantize(const Array<float>& values, std::optional<Array<float>>& residual, int type,
+                   std::uint64_t seed, Bytes& out) {
   const std::size_t count = length(values);
   const paropt::ValueType t = value_type_of(type);
   require(type > 2, "value type must be a quantised one");
@@ -270,7 +282,9 @@ std::size_t quantize(const Array<float>& values, std::optional<Array<float>>& re
   const float* v = input(values);
   float* r = residual ? output(*residual, count) : nullptr;
   std::uint8_t* o = output(out, paropt::value_bytes(t, count));
-  return unlocked([=] { return paropt::quantize(t, v, r, count, seed, o); });
+  const paropt::QuantizeCounts counts =
+      unlocked([=] { return paropt::quantize(t, v, r, count, seed, o); });
+  return py::make_tuple(counts.saturated, counts.nonfinite);
 }
 
 void dequantize(const Bytes& data, int type, Array<float>& out) {
@@ -408,6 +422,8 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   define_for_value<double>(m);
   define_for_index<std::uint32_t>(m);
   define_for_index<std::uint64_t>(m);
+  m.def("encode_full_message", &encode_full_message, py::arg("values").noconvert(), py::arg("n"),
+        py::arg("value_type"), py::arg("out").noconvert());
   m.def("quantize", &quantize, py::arg("values").noconvert(), py::arg("residual").noconvert(),
         py::arg("value_type"), py::arg("seed"), py::arg("out").noconvert());
   m.def("dequantize", &dequantize, py::arg("data").noconvert(), py::arg("value_type"),

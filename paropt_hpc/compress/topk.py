@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paropt_hpc.compress.values import ValueEncoder
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import index_codec, message, reduce, topk
 
@@ -37,6 +38,11 @@ class TopK:
     warmup_steps : int
         Steps in which the density falls from 1 to `density` along a geometric series, as
         early gradients change too fast for much of them to be late.
+    values : {"float16", "bfloat16", "int8", "qsgd4", "sign"}, optional
+        Send the chosen entries quantised, as `Quantize` does with all; what rounding loses stays
+        in the residual too. Gradients must then be float32. Default: as they are.
+    seed : int
+        Of the random rounding of ``qsgd4``; to be another one on every rank.
 
     Attributes
     ----------
@@ -44,11 +50,15 @@ class TopK:
         What error feedback has not sent yet; zero after `start`.
     nonfinite : int
         NaN and infinite entries seen by the last `compress`.
+    saturated : int
+        Finite values of the last message that were beyond the range of float16 or bfloat16.
 
     Notes
     -----
     Per step ``residual_after + sent == u + residual_before`` holds exactly, in every entry,
-    where u is the gradient without momentum correction [1]_, [2]_.
+    where u is the gradient without momentum correction [1]_, [2]_. With quantised values,
+    ``residual_after == (u + residual_before) - sent`` in float32 arithmetic; the subtraction is
+    exact for ``float16`` and ``bfloat16`` unless a value saturates, else rounded once.
 
     References
     ----------
@@ -66,6 +76,8 @@ class TopK:
         momentum: float = 0.0,
         clip_norm: float | None = None,
         warmup_steps: int = 0,
+        values: str | None = None,
+        seed: int = 0,
     ) -> None:
         if not 0.0 < density <= 1.0:
             raise ConfigError(
@@ -82,6 +94,7 @@ class TopK:
         self.clip_norm = clip_norm
         self.warmup_steps = warmup_steps
         self.nonfinite = 0
+        self._values = ValueEncoder(values, seed)
         self.residual: NDArray[Any] = np.empty(0)
         self._velocity: NDArray[Any] | None = None
         self._steps = 0
@@ -99,8 +112,10 @@ class TopK:
         self._velocity = np.zeros(n, dtype) if self.momentum else None
         self._scratch = np.empty(n, dtype) if self.clip_norm is not None else None
         most = self._count(n)
+        self._values.start(most, np.dtype(dtype))
         self._selected = (np.empty(most, index_codec.index_dtype(n)), np.empty(most, dtype))
-        self._encoded = np.empty(message.max_bytes(n, most, dtype), np.uint8)
+        size = message.max_bytes_up_to(n, most, self._values.message_type(dtype))
+        self._encoded = np.empty(size, np.uint8)
 
     def compress(self, gradient: NDArray[Any]) -> NDArray[np.uint8]:
         """Add `gradient` to the residual, take out the k largest, and encode them.
@@ -122,7 +137,10 @@ class TopK:
         if self._velocity is not None:
             self._velocity[indices] = 0
         self._steps += 1
-        return message.encode(indices, values, gradient.size, out=self._encoded)
+        sent, lost = self._values.encode(values)
+        if lost is not None:
+            reduce.scatter_add(self.residual, indices, lost)  # to zeros
+        return message.encode(indices, sent, gradient.size, out=self._encoded)
 
     def encode(self, vector: NDArray[Any]) -> NDArray[np.uint8]:
         """Encode the k largest of a vector as they are, apart from residual and momentum.
@@ -135,7 +153,13 @@ class TopK:
         indices, values, self.nonfinite = topk.select(
             vector, self._count(vector.size), out=self._selected
         )
-        return message.encode(indices, values, vector.size, out=self._encoded)
+        sent, _ = self._values.encode(values)
+        return message.encode(indices, sent, vector.size, out=self._encoded)
+
+    @property
+    def saturated(self) -> int:
+        """Finite values of the last message beyond the range of a 16-bit type."""
+        return self._values.saturated
 
     def _count(self, n: int) -> int:
         return min(n, math.ceil(self.density_at(self._steps) * n))
@@ -170,14 +194,18 @@ class TopK:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a later `load_state_dict` needs to go on exactly (a copy)."""
-        state = {"steps": self._steps, "residual": self.residual.copy()}
+        state = {
+            "steps": self._steps,
+            "draws": self._values.draws,
+            "residual": self.residual.copy(),
+        }
         if self._velocity is not None:
             state["velocity"] = self._velocity.copy()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state; `start` must have been called for the same size."""
-        self._steps = int(state["steps"])
+        self._steps, self._values.draws = int(state["steps"]), int(state["draws"])
         self.residual[:] = state["residual"]
         if self._velocity is not None:
             self._velocity[:] = state["velocity"]

@@ -1,4 +1,4 @@
-"""Ascending positions as bytes: Rice codes near the entropy, Elias-Fano for speed, bitmap, raw.
+"""Ascending positions as bytes: Rice near the entropy, Elias-Fano for speed, bitmap, raw, full.
 
 The bytes are described in ``docs/wire-format.md``.
 """
@@ -38,6 +38,8 @@ class Codec(enum.IntEnum):
     ELIAS_FANO = 3
     #: 4 bytes per index, 8 for n above 2**32
     RAW = 4
+    #: nothing, as all n entries are there
+    FULL = 5
 
 
 def index_dtype(n: int) -> np.dtype[Any]:
@@ -66,7 +68,7 @@ def resolve(codec: Codec | str) -> Codec | None:
         return Codec[codec.upper()]
     except (KeyError, AttributeError):
         raise ValueError(
-            f"codec must be auto, rice, bitmap, elias_fano or raw, got {codec!r}"
+            f"codec must be auto, rice, bitmap, elias_fano, raw or full, got {codec!r}"
         ) from None
 
 
@@ -165,7 +167,8 @@ def decode(
     data = to_bytes("data", data)
     codec = _named(codec)
     if out is None:
-        _check_plausible(data, k)
+        if codec is not Codec.FULL:
+            _check_plausible(data, k)
         out = np.empty(k, index_dtype(n))
     check_array("out", out, (index_dtype(n),), writable=True, length=k)
     check_separate("out", out, "data", data)
@@ -187,6 +190,6 @@ def _named(codec: Codec | str) -> Codec:
 
 
 def _check_plausible(data: NDArray[np.uint8], k: int) -> None:
-    # Every codec spends a bit per index, so that a lie about k cannot make us allocate much.
+    # Every other codec spends a bit per index, so that a lie about k cannot make us allocate much.
     if k > 8 * data.size:
         raise MessageError(f"index stream is truncated: {data.size} bytes cannot hold {k} indices")

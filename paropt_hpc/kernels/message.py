@@ -1,4 +1,4 @@
-"""Messages: one sparse vector as bytes, with a header that lets a receiver check them.
+"""Messages: one vector, sparse or whole, as bytes, with a header that lets a receiver check them.
 
 The bytes are described in ``docs/wire-format.md``. A receiver trusts nothing: whatever the bytes
 are, the functions here return what a sender encoded or raise MessageError.
@@ -30,6 +30,7 @@ __all__ = [
     "encode",
     "header",
     "max_bytes",
+    "max_bytes_up_to",
 ]
 
 HEADER_BYTES = 40
@@ -82,6 +83,18 @@ def max_bytes(n: int, k: int, values: ValueType | Any, codec: Codec | str = "aut
     return HEADER_BYTES + -(-index_bytes // 8) * 8 + quantize.encoded_bytes(value_type, k)
 
 
+def max_bytes_up_to(n: int, most: int, values: ValueType | Any) -> int:
+    """Return the size of a buffer that holds any message of at most `most` of n values.
+
+    Arguments as for `max_bytes`, which does not always grow with k: all n entries need no indices,
+    and where n/k falls below a power of two a bound becomes tighter.
+    """
+    n, most = check_counts(n, most)
+    below = n >> (n // max(most, 1)).bit_length()
+    fewer = min(most, max(n - 1, 0))
+    return max(max_bytes(n, k, values) for k in {most, fewer, below})
+
+
 def _plain(dtype: np.dtype[Any]) -> ValueType:
     if dtype not in _PLAIN:
         raise TypeError(
@@ -91,7 +104,7 @@ def _plain(dtype: np.dtype[Any]) -> ValueType:
 
 
 def encode(
-    indices: NDArray[Any],
+    indices: NDArray[Any] | None,
     values: NDArray[Any] | Quantized,
     n: int,
     out: NDArray[np.uint8] | None = None,
@@ -101,15 +114,16 @@ def encode(
 
     Parameters
     ----------
-    indices : ndarray, shape (k,), dtype ``index_dtype(n)``
-        Strictly ascending, each below n.
+    indices : ndarray, shape (k,), dtype ``index_dtype(n)``, or None
+        Strictly ascending, each below n. None stands for all of them, which take no bytes.
     values : ndarray, shape (k,), float32 or float64, or Quantized
         Plain values, of which any bits, NaN included, are kept; or what `quantize.encode` made of
         k values.
     n : int
         Length of the vector, at most 2**40.
     out : ndarray, uint8, optional
-        At least ``max_bytes(n, k, values, codec)`` bytes, with the type of the values.
+        At least ``max_bytes(n, k, values, codec)`` bytes, with the type of the values. Without
+        indices, the values may be there already, from byte `HEADER_BYTES` on.
     codec : Codec or str
         One of `index_codec.Codec` or its name, or ``auto`` for the fewest bytes.
 
@@ -127,26 +141,40 @@ def encode(
         misaligned, read-only or too short.
     """
     n, _ = check_counts(n)
-    check_array("indices", indices, (index_dtype(n),))
-    _, k = check_counts(n, indices.size)
-    if isinstance(values, Quantized):
-        value_type, data = values.type, values.data
-        if values.size != k:
-            raise ValueError(f"values must have {k} entries, got {values.size}")
-    else:
-        check_array("values", values, FLOATS, length=k)
-        value_type, data = _PLAIN[values.dtype], values.view(np.uint8)
-    size = max_bytes(n, k, value_type, codec)
-    codec = index_codec.resolve(codec) or index_codec.choose(indices, n)
+    k, found = n, index_codec.resolve(codec)
+    if indices is not None:
+        check_array("indices", indices, (index_dtype(n),))
+        _, k = check_counts(n, indices.size)
+    elif found not in (None, Codec.FULL):
+        raise ValueError(f"codec must be auto or full without indices, got {codec!r}")
+    value_type, data = _encoded_values(values, k)
+    size = max_bytes(n, k, value_type, Codec.FULL if indices is None else codec)
     if out is None:
         out = np.empty(size, np.uint8)
     check_array("out", out, (_UINT8,), writable=True)
     if out.size < size:
         raise ValueError(f"out must have at least {size} bytes, got {out.size}")
-    check_separate("out", out, "indices", indices)
+    if indices is None:
+        if data.ctypes.data != out.ctypes.data + HEADER_BYTES:
+            check_separate("out", out, "values", data)
+        return out[: implementation().encode_full_message(data, n, int(value_type), out)]
     check_separate("out", out, "values", data)
-    size = implementation().encode_message(indices, data, n, int(codec), int(value_type), out)
-    return out[:size]
+    check_separate("out", out, "indices", indices)
+    number = int(found or index_codec.choose(indices, n))
+    return out[: implementation().encode_message(indices, data, n, number, int(value_type), out)]
+
+
+def _encoded_values(
+    values: NDArray[Any] | Quantized, k: int
+) -> tuple[ValueType, NDArray[np.uint8]]:
+    if isinstance(values, Quantized):
+        if values.size != k:
+            raise ValueError(f"values must have {k} entries, got {values.size}")
+        size = quantize.encoded_bytes(values.type, k)
+        check_array("values.data", values.data, (_UINT8,), length=size)
+        return values.type, values.data
+    check_array("values", values, FLOATS, length=k)
+    return _PLAIN[values.dtype], values.view(np.uint8)
 
 
 def header(data: Any) -> Header:

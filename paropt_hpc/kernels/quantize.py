@@ -28,7 +28,7 @@ class ValueType(enum.IntEnum):
     FLOAT64 = 2
     #: to nearest; a finite value beyond the range becomes the largest finite number
     FLOAT16 = 3
-    #: to nearest
+    #: the same
     BFLOAT16 = 4
     #: to nearest of 255 steps; 256 values share a scale
     INT8 = 5
@@ -47,8 +47,10 @@ class Quantized(NamedTuple):
     type: ValueType
     #: number of values
     size: int
-    #: how many were beyond the range of float16
+    #: how many finite values were beyond the range of float16 or bfloat16
     saturated: int
+    #: how many values were infinite or NaN
+    nonfinite: int
 
 
 def resolve(value_type: ValueType | str) -> ValueType:
@@ -86,8 +88,9 @@ def encode(
     value_type : ValueType or str
         Any but the two plain ones.
     residual : ndarray, shape (count,), float32, optional
-        Overwritten by residual + values less what `decode` will return. For the values of a sparse
-        message pass zeros: what comes back belongs into the residual at their indices.
+        Overwritten by (residual + values) - decoded, in float32 arithmetic. Both 16-bit types make
+        the subtraction exact unless a value saturates; elsewhere it is rounded once. For the values
+        of a sparse message pass zeros: what comes back belongs into the residual at their indices.
     seed : int
         Of the random rounding of ``qsgd4``, taken modulo 2**64; to be another one in every step and
         on every rank.
@@ -97,7 +100,8 @@ def encode(
     Returns
     -------
     Quantized
-        The bytes (a view of `out` when that is given) and the number of saturated values.
+        The bytes (a view of `out` when that is given), and how many values saturated or are not
+        finite.
 
     Raises
     ------
@@ -107,7 +111,8 @@ def encode(
     Notes
     -----
     Infinite and NaN values stay non-finite as float16 and bfloat16; elsewhere they make all 256
-    values that share their scale NaN, so that a receiver cannot overlook them.
+    values that share their scale NaN, so that a receiver cannot overlook them. The residual keeps
+    the finite ones of these as they are, and 0 in place of the others.
 
     References
     ----------
@@ -137,8 +142,8 @@ def encode(
     if residual is not None:
         check_separate("out", out, "residual", residual)
     data, seed = out[:size], operator.index(seed) % 2**64
-    saturated = implementation().quantize(values, residual, int(found), seed, data)
-    return Quantized(data, found, count, saturated)
+    counts = implementation().quantize(values, residual, int(found), seed, data)
+    return Quantized(data, found, count, *counts)
 
 
 def decode(

@@ -22,6 +22,7 @@ __all__ = [
     "decode_indices",
     "decode_message",
     "dequantize",
+    "encode_full_message",
     "encode_indices",
     "encode_message",
     "keys",
@@ -40,7 +41,7 @@ __all__ = [
 _Array = NDArray[Any]
 _Bytes = NDArray[np.uint8]
 
-_RICE, _BITMAP, _ELIAS_FANO, _RAW = 1, 2, 3, 4
+_RICE, _BITMAP, _ELIAS_FANO, _RAW, _FULL = 1, 2, 3, 4, 5
 _BLOCK = 1024  # indices with one parameter
 _MOST_LOW_BITS = 40
 _HEADER = struct.Struct("<4sBBBBQQQII")
@@ -120,6 +121,8 @@ def choose_codec(indices: _Array, n: int) -> int:
     """Return the codec of the fewest bytes; rice where it is as good as another."""
     if not indices.size:
         return _RICE
+    if indices.size == n:
+        return _FULL
     sizes = {
         _RICE: len(_encode_split(_checked_positions(indices, n), True)),
         _BITMAP: max_encoded_bytes(n, indices.size, _BITMAP),
@@ -130,7 +133,9 @@ def choose_codec(indices: _Array, n: int) -> int:
 
 def max_chosen_bytes(n: int, k: int) -> int:
     """Return the bound for whatever `choose_codec` takes."""
-    return min(max_encoded_bytes(n, k, codec) for codec in (_RICE, _BITMAP, _RAW)) if k else 0
+    if k in (0, n):
+        return 0
+    return min(max_encoded_bytes(n, k, codec) for codec in (_RICE, _BITMAP, _RAW))
 
 
 def max_encoded_bytes(n: int, k: int, codec: int) -> int:
@@ -139,14 +144,18 @@ def max_encoded_bytes(n: int, k: int, codec: int) -> int:
         return _ceil_div(n, 8)
     if codec == _RAW:
         return k * _raw_dtype(n).itemsize
-    if k == 0:
+    if k == 0 or codec == _FULL:
         return 0
     return _ceil_div(k * ((n // k).bit_length() + 3), 8) + _ceil_div(k, _BLOCK) * 4
 
 
 def encode_indices(indices: _Array, n: int, codec: int, out: _Bytes) -> int:
     """Encode into `out` and return the number of bytes."""
+    if codec == _FULL and indices.size != n:
+        raise ValueError(f"codec full must have all {n} entries, got {indices.size}")
     positions = _checked_positions(indices, n)
+    if codec == _FULL:
+        return 0
     if codec == _BITMAP:
         encoded = _encode_bitmap(positions, n)
     elif codec == _RAW:
@@ -181,6 +190,8 @@ def validate_indices(data: _Bytes, n: int, k: int, codec: int) -> None:
 def _decode(data: _Bytes, n: int, k: int, codec: int) -> _Array:
     if codec == _BITMAP:
         return _decode_bitmap(data, n, k)
+    if codec == _FULL:
+        return _decode_full(data, n, k)
     if codec == _RAW:
         return _decode_raw(data, n, k)
     return _decode_split(data, n, k, codec == _RICE)
@@ -319,6 +330,14 @@ def _decode_bitmap(data: _Bytes, n: int, k: int) -> _Array:
     return positions
 
 
+def _decode_full(data: _Bytes, n: int, k: int) -> _Array:
+    if data.size or k != n:
+        raise MessageError(
+            f"full indices must take 0 bytes for all {n} entries, got {data.size} bytes for {k}"
+        )
+    return np.arange(n)
+
+
 # ---- values ----------------------------------------------------------------------------------
 
 
@@ -329,17 +348,16 @@ def value_bytes(value_type: int, count: int) -> int:
 
 def quantize(
     values: _Array, residual: _Array | None, value_type: int, seed: int, out: _Bytes
-) -> int:
-    """Encode into `out`, leave the rest in `residual`; return how many values saturated."""
+) -> tuple[int, int]:
+    """Encode into `out`, leave the rest in `residual`; count what saturated and was not finite."""
     acc, saturated = _accumulated(values, residual), 0
     with np.errstate(all="ignore"):
-        if value_type == _FLOAT16:
-            beyond = (np.abs(acc) >= 65520) & np.isfinite(acc)
+        if value_type in (_FLOAT16, _BFLOAT16):
+            half = np.dtype(np.float16 if value_type == _FLOAT16 else ml_dtypes.bfloat16)
+            beyond = np.isinf(acc.astype(half)) & np.isfinite(acc)
             saturated = int(np.count_nonzero(beyond))
-            inside = np.where(beyond, np.copysign(np.float32(65504), acc), acc)
-            encoded = inside.astype(np.float16).tobytes()
-        elif value_type == _BFLOAT16:
-            encoded = acc.astype(ml_dtypes.bfloat16).tobytes()
+            largest = np.float32(65504 if value_type == _FLOAT16 else 0xFF << 120)
+            encoded = np.where(beyond, np.copysign(largest, acc), acc).astype(half).tobytes()
         else:
             encoded = _quantize_groups(acc, value_type, seed)
     out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
@@ -347,8 +365,9 @@ def quantize(
         sent = np.empty_like(acc)
         dequantize(out[: len(encoded)], value_type, sent)
         with np.errstate(all="ignore"):
-            residual[:] = acc - sent
-    return saturated
+            sent[~np.isfinite(sent)] = 0
+            residual[:] = np.where(np.isfinite(acc), acc - sent, 0)
+    return saturated, _nonfinite(acc)
 
 
 def dequantize(data: _Bytes, value_type: int, out: _Array) -> None:
@@ -387,7 +406,7 @@ def _quantize_groups(acc: _Array, value_type: int, seed: int) -> bytes:
         codes = np.rint(steps).astype(np.int8).reshape(-1)[: acc.size].tobytes()
     else:
         scales, steps = _steps(x, 7)
-        shifted = steps + _uniform(groups, seed) + np.float32(8)
+        shifted = np.maximum(steps, np.float32(-7)) + _uniform(groups, seed) + np.float32(8)
         nibbles = np.minimum(shifted.astype(np.int32) - 8, 7).reshape(-1)[: acc.size] & 15
         nibbles = np.append(nibbles, [0] * (acc.size % 2)).astype(np.uint8)
         codes = (nibbles[::2] | nibbles[1::2] << 4).tobytes()
@@ -397,6 +416,8 @@ def _quantize_groups(acc: _Array, value_type: int, seed: int) -> bytes:
 def _steps(x: _Array, most: int) -> tuple[_Array, _Array]:
     """Return the scales of groups, and the values in units of these."""
     scales = np.abs(x).max(axis=1, initial=0) / np.float32(most)
+    too_large = np.isinf(scales * np.float32(most))
+    scales[too_large] = np.nextafter(scales[too_large], np.float32(0))
     scales[scales < np.float32(2.0**-126)] = 0
     scales[~np.isfinite(x).all(axis=1)] = np.nan
     by = np.where(scales > 0, np.float32(1) / scales, np.float32(0))
@@ -404,18 +425,26 @@ def _steps(x: _Array, most: int) -> tuple[_Array, _Array]:
 
 
 def _mean_magnitudes(x: _Array, count: int) -> _Array:
+    means, finite = _means(np.abs(x), count), np.isfinite(x).all(axis=1)
+    large = np.isinf(means) & finite  # the sum of 256 is too large a number, the mean of them none
+    small = _means(np.abs(x) * np.float32(2.0**-8), count) * np.float32(2.0**8)
+    means[large] = np.minimum(small[large], np.finfo(np.float32).max)
+    means[~finite] = np.nan
+    return means
+
+
+def _means(magnitudes: _Array, count: int) -> _Array:
     # The order of the native sum: 16 side by side, then by halves.
-    magnitudes = np.abs(x).reshape(-1, _GROUP // 16, 16)
-    sums = np.zeros((x.shape[0], 16), np.float32)
+    rows = magnitudes.reshape(-1, _GROUP // 16, 16)
+    sums = np.zeros((rows.shape[0], 16), np.float32)
     for row in range(_GROUP // 16):
-        sums += magnitudes[:, row]
+        sums += rows[:, row]
     for half in (8, 4, 2, 1):
         sums = sums[:, :half] + sums[:, half : 2 * half]
-    sizes = np.full(x.shape[0], _GROUP, np.float32)
+    sizes = np.full(rows.shape[0], _GROUP, np.float32)
     if count % _GROUP:
         sizes[-1] = count % _GROUP
     means: _Array = sums[:, 0] / sizes
-    means[~np.isfinite(means)] = np.nan
     return means
 
 
@@ -465,6 +494,11 @@ def encode_message(
     _HEADER.pack_into(out.data, 0, *fields, 0, 0)
     _HEADER.pack_into(out.data, 0, *fields, _message_checksum(out[:size]), 0)
     return size
+
+
+def encode_full_message(values: _Bytes, n: int, value_type: int, out: _Bytes) -> int:
+    """Encode all n entries of a vector."""
+    return encode_message(np.arange(n), values, n, _FULL, value_type, out)
 
 
 def read_header(data: _Bytes) -> tuple[int, int, int, int, int, int, int]:
@@ -524,8 +558,8 @@ def _check_kind(data: _Bytes) -> None:
         raise MessageError(f"not a message: expected magic {wanted:08x}, got {got:08x}")
     if version != _VERSION:
         raise MessageError(f"message version must be {_VERSION}, got {version}")
-    if codec not in (_RICE, _BITMAP, _ELIAS_FANO, _RAW):
-        raise MessageError(f"index codec must be from 1 to 4, got {codec}")
+    if not _RICE <= codec <= _FULL:
+        raise MessageError(f"index codec must be from 1 to 5, got {codec}")
     if not _FLOAT32 <= value_type <= _SIGN:
         raise MessageError(f"value type must be from 1 to 7, got {value_type}")
     if flags or reserved:

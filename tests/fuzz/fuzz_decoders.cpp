@@ -1,9 +1,10 @@
 // What a hostile peer can send: libFuzzer finds bytes, AddressSanitizer and UBSan watch the
 // decoders.
 //
-// The first byte chooses the decoder. Beyond memory safety this demands that a decoder accepts or
-// rejects alike, and with the same result, by every instruction set; that validation agrees with
-// decoding; and that what was accepted survives another round. Build and run it by `make fuzz`.
+// The first byte chooses the decoder, or an encoder that gets any numbers. Beyond memory safety this
+// demands that a decoder accepts or rejects alike, and with the same result, by every instruction
+// set; that validation agrees with decoding; that a part is decoded as it is in the whole; and that
+// what was accepted survives another round. Build and run it by `make fuzz`.
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -99,6 +100,25 @@ void fuzz_codec(const std::uint8_t* data, std::size_t size) {
   }
 }
 
+// An accepted message, encoded anew, decodes to the same. The bytes may differ: a block may be
+// encoded with any parameter.
+template <class T>
+void encode_again(const std::vector<std::uint8_t>& bytes) {
+  const paropt::MessageHeader header = paropt::read_header(bytes.data(), bytes.size());
+  std::vector<std::uint64_t> indices(header.k), twice(header.k);
+  std::vector<T> values(header.k), again(header.k);
+  paropt::decode_message(bytes.data(), header, indices.data(), values.data());
+  const std::uint64_t at = bytes.size() - paropt::value_bytes(header.value_type, header.k);
+  std::vector<std::uint8_t> out(paropt::needed_message_bytes(
+      indices.data(), header.k, header.n, header.codec, 0, header.value_type));
+  out.resize(paropt::encode_message(indices.data(), bytes.data() + at, header.k, header.n,
+                                    header.codec, header.value_type, out.data()));
+  const paropt::MessageHeader head = paropt::read_header(out.data(), out.size());
+  paropt::verify_message(out.data(), out.size(), head);
+  paropt::decode_message(out.data(), head, twice.data(), again.data());
+  demand(indices == twice && text(values) == text(again), "a round trip changes a message");
+}
+
 template <class T>
 void fuzz_message(const std::vector<std::uint8_t>& bytes) {
   const std::string result = by_each_isa([&] {
@@ -123,6 +143,7 @@ void fuzz_message(const std::vector<std::uint8_t>& bytes) {
   });
   demand(accepted(result) == accepted(added), "decoding and adding disagree");
   if (!accepted(added)) demand(dense == std::vector<T>(n, T{1}), "a bad message was added");
+  if (accepted(added)) encode_again<T>(bytes);
 }
 
 void fuzz_values(const std::uint8_t* data, std::size_t size) {
@@ -132,11 +153,70 @@ void fuzz_values(const std::uint8_t* data, std::size_t size) {
   const std::size_t count = paropt::load<std::uint16_t>(data + 1) % 2000;
   if (size - 4 < paropt::value_bytes(type, count)) return;
   const std::vector<std::uint8_t> bytes(data + 4, data + 4 + paropt::value_bytes(type, count));
+  const std::size_t first = count == 0 ? 0 : data[3] * std::size_t{7} % count;
+  const std::size_t part = count - first - (count - first) / 3;
   by_each_isa([&] {
-    std::vector<float> values(count);
+    std::vector<float> values(count), some(part);
     paropt::validate_values(type, bytes.data(), count);
     paropt::dequantize(type, bytes.data(), count, 0, count, values.data());
+    paropt::dequantize(type, bytes.data(), count, first, part, some.data());
+    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(first);
+    const std::vector<float> same(begin, begin + static_cast<std::ptrdiff_t>(part));
+    demand(text(some) == text(same), "a part is decoded differently");
     return text(values);
+  });
+}
+
+// Any floats can be quantised, with any residual; the bytes are valid and finite values stay so.
+void fuzz_quantize(const std::uint8_t* data, std::size_t size) {
+  if (size < 13) return;
+  const auto type = static_cast<ValueType>(3 + data[0] % (paropt::kValueTypes - 2));
+  const bool feedback = data[0] >= 128;
+  std::vector<float> values((size - 9) / sizeof(float));
+  std::memcpy(values.data(), data + 9, values.size() * sizeof(float));
+  const std::size_t count = feedback ? values.size() / 2 : values.size();
+  bool finite = true;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float acc = feedback ? values[count + i] + values[i] : values[i];
+    finite = finite && acc - acc == 0;
+  }
+  by_each_isa([&] {
+    std::vector<float> residual(values.begin() + static_cast<std::ptrdiff_t>(count), values.end());
+    std::vector<std::uint8_t> out(paropt::value_bytes(type, count));
+    const paropt::QuantizeCounts counts =
+        paropt::quantize(type, values.data(), feedback ? residual.data() : nullptr, count,
+                         paropt::load<std::uint64_t>(data + 1), out.data());
+    demand(finite == (counts.nonfinite == 0), "values that are not finite are miscounted");
+    paropt::validate_values(type, out.data(), count);
+    std::vector<float> sent(count);
+    paropt::dequantize(type, out.data(), count, 0, count, sent.data());
+    for (std::size_t i = 0; i < count; ++i) {
+      demand(!finite || sent[i] - sent[i] == 0, "a finite value is not finite after decoding");
+      demand(!feedback || residual[i] - residual[i] == 0, "a residual is not finite");
+    }
+    return text(out) + text(residual);
+  });
+}
+
+// Any gaps survive a round trip by the codec that `choose_codec` takes, within the bytes promised.
+void fuzz_choice(const std::uint8_t* data, std::size_t size) {
+  if (size < 4) return;
+  std::vector<std::uint32_t> indices;
+  std::uint64_t at = 0;
+  const unsigned shift = data[0] % 25;
+  for (std::size_t i = 1; i < size && at < std::uint64_t{1} << 31; ++i) {
+    indices.push_back(static_cast<std::uint32_t>(at));
+    at += 1 + (std::uint64_t{data[i]} << (data[i] % 4 == 0 ? shift : 0));
+  }
+  const std::uint64_t n = indices.back() + std::uint64_t{1} + data[0] / 25;
+  by_each_isa([&] {
+    const Codec codec = paropt::choose_codec(indices.data(), indices.size(), n);
+    std::vector<std::uint8_t> out(paropt::max_chosen_bytes(n, indices.size()));
+    out.resize(paropt::encode_indices(indices.data(), indices.size(), n, codec, out.data()));
+    std::vector<std::uint32_t> twice(indices.size());
+    paropt::decode_indices(out.data(), out.size(), n, twice.size(), codec, twice.data());
+    demand(indices == twice, "a round trip changes the indices");
+    return text(out);
   });
 }
 
@@ -144,10 +224,12 @@ void fuzz_values(const std::uint8_t* data, std::size_t size) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
-  const unsigned kind = data[0] % 4;
+  const unsigned kind = data[0] % 6;
   if (kind == 0) fuzz_codec(data + 1, size - 1);
   if (kind == 1) fuzz_values(data + 1, size - 1);
-  if (kind < 2) return 0;
+  if (kind == 4) fuzz_quantize(data + 1, size - 1);
+  if (kind == 5) fuzz_choice(data + 1, size - 1);
+  if (kind != 2 && kind != 3) return 0;
   std::vector<std::uint8_t> bytes(data + 1, data + size);
   if (kind == 3 && bytes.size() >= paropt::kHeaderBytes) {
     // An attacker can make the checksum fit; without this hardly an input would get past it.

@@ -171,9 +171,19 @@ def test_choice(path):
     assert choice([1, 2, 3], 1000) is Codec.RICE
     assert choice(range(0, 1000, 2), 1000) is Codec.BITMAP
     assert choice([2**31], 2**32) is Codec.RAW
+    assert choice(range(1000), 1000) is Codec.FULL
     np.testing.assert_array_equal(
         index_codec.decode(np.packbits(np.arange(8) < 4), 8, 4, "bitmap"), range(4, 8)
     )
+
+
+@pytest.mark.parametrize("n", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1])
+def test_all_indices_take_no_bytes(path, n):
+    check_round_trip(np.arange(n, dtype=np.uint32), n, "full")
+    check_hostile(np.zeros(1, np.uint8), n, n, "full")
+    check_hostile(np.empty(0, np.uint8), n + 1, n, "full")
+    with pytest.raises(ValueError, match=f"full must have all {n + 1} entries, got {n}"):
+        index_codec.encode(np.arange(n, dtype=np.uint32), n + 1, "full")
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -234,7 +244,7 @@ def u32(*values):
         (
             lambda: index_codec.encode(u32(1), 9, "zip"),
             ValueError,
-            "elias_fano or raw, got 'zip'",
+            "elias_fano, raw or full, got 'zip'",
         ),
         (lambda: index_codec.encode(u32(1), 9, out=np.empty(1, np.uint8)), ValueError, "at least"),
         (lambda: index_codec.encode(u32(1, 2, 3)[::2], 9), ValueError, "contiguous"),

@@ -149,7 +149,7 @@ HEAD = 40
     [
         (0, 0, "not a message: expected magic 54505250, got 54505200"),
         (4, 2, "message version must be 1, got 2"),
-        (5, 5, "index codec must be from 1 to 4, got 5"),
+        (5, 6, "index codec must be from 1 to 5, got 6"),
         (6, 9, "value type must be from 1 to 7, got 9"),
         (7, 1, "reserved bytes of the header must be zero"),
         (36, 1, "reserved bytes of the header must be zero"),
@@ -194,10 +194,84 @@ def test_quantised_values(path, value_type, codec, n, k):
     np.testing.assert_array_equal(bits(dense), bits(expected))
 
 
+TYPES = ["float32", "float64", *QUANTISED]
+
+
+def whole(n, value_type, seed=0):
+    """Return a vector, and what a message of all its entries holds and decodes to."""
+    values = np.random.default_rng(seed).standard_normal(n)
+    if value_type in ("float32", "float64"):
+        values = values.astype(value_type)
+        return values, values
+    quantised = quantize.encode(values.astype(np.float32), value_type, seed=seed)
+    return quantised, quantize.decode(quantised.data, value_type, n)
+
+
+@pytest.mark.parametrize("value_type", TYPES)
+@pytest.mark.parametrize("n", [0, 1, 255, 256, 257, 1023, 1024, 1025, 5000])
+def test_a_whole_vector(path, value_type, n):
+    values, sent = whole(n, value_type)
+    data = message.encode(None, values, n)
+    kind = quantize.ValueType[value_type.upper()]
+    assert data.size == message.max_bytes(n, n, kind) == 40 + quantize.encoded_bytes(kind, n)
+    indices = np.arange(n, dtype=np.uint32)
+    assert message.encode(indices, values, n, codec="full").tobytes() == data.tobytes()
+    head = message.header(data)
+    assert (head.codec, head.value_type, head.n, head.k) == (Codec.FULL, kind, n, n)
+    decoded = message.decode(data)
+    np.testing.assert_array_equal(decoded.indices, indices)
+    np.testing.assert_array_equal(bits(decoded.values), bits(sent))
+    dense = np.linspace(-1, 1, n).astype(sent.dtype)
+    expected = dense + sent.dtype.type(0.3) * sent
+    message.decode_add(data, dense, 0.3)
+    np.testing.assert_array_equal(bits(dense), bits(expected))
+    if n:
+        check_rejected(data[:-1], n, sent.dtype)
+        check_rejected(with_checksum(np.append(data, np.uint8(0))), n, sent.dtype)
+
+
+def test_values_of_a_whole_vector_in_place(path):
+    values, _ = whole(1000, "int8")
+    out = np.empty(message.max_bytes(1000, 1000, values.type), np.uint8)
+    out[message.HEADER_BYTES :] = values.data
+    in_place = values._replace(data=out[message.HEADER_BYTES :])
+    data = message.encode(None, in_place, 1000, out)
+    assert data.tobytes() == message.encode(None, values, 1000).tobytes()
+    with pytest.raises(ValueError, match="out and values must not overlap"):
+        message.encode(None, values._replace(data=out[: values.data.size]), 1000, out)
+
+
+def test_full_must_be_all(path):
+    data = message.encode(None, X5, 5)
+    for k, n in ((4, 5), (5, 6)):
+        bad = data[: 40 + 4 * k].copy()
+        bad[8], bad[16] = n, k
+        assert f"all {n} entries, got 0 bytes for {k}" in check_rejected(
+            with_checksum(bad), n, np.float32
+        )
+    with pytest.raises(ValueError, match="codec full must have all 9 entries, got 5"):
+        message.encode(I5, X5, 9, codec="full")
+    with pytest.raises(ValueError, match="ascending, got 4 before 3"):
+        message.encode(I5[::-1].copy(), X5, 5)
+    with pytest.raises(ValueError, match="auto or full without indices, got 'rice'"):
+        message.encode(None, X5, 5, codec="rice")
+
+
+@given(n=st.integers(0, 3000), data=st.data())
+def test_a_buffer_for_fewer_entries(n, data):
+    most = data.draw(st.integers(0, n))
+    room = message.max_bytes_up_to(n, most, np.float32)
+    ks = range(most + 1) if n < 200 else [data.draw(st.integers(0, most)) for _ in range(20)]
+    assert all(message.max_bytes(n, k, np.float32) <= room for k in ks)
+
+
 def test_quantised_values_of_another_number(path):
     indices, values = sparse(50, 5, np.float32)
     with pytest.raises(ValueError, match="values must have 5 entries, got 4"):
         message.encode(indices, quantize.encode(values[:4], "int8"), 50)
+    short = quantize.encode(values, "int8")
+    with pytest.raises(ValueError, match=r"values.data must have 9 entries, got 8"):
+        message.encode(indices, short._replace(data=short.data[:-1]), 50)
 
 
 def test_spare_bits_of_values_must_be_zero(path):

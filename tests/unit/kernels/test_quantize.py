@@ -35,20 +35,33 @@ def check_encode(values, value_type, residual=None, seed=0):
     twin_residual = None if residual is None else residual.copy()
     number = ValueType[value_type.upper()]
     with np.errstate(all="ignore"):
-        acc = values if residual is None else residual + values
+        acc = values.copy() if residual is None else residual + values
     expected = reference.quantize(values, twin_residual, number, seed, twin)
 
     got = quantize.encode(values, value_type, residual, seed=seed)
-    assert got.saturated == expected
+    assert (got.saturated, got.nonfinite) == expected
+    assert got.nonfinite == np.count_nonzero(~np.isfinite(acc))
     assert got.data.tobytes() == twin.tobytes()
     sent = quantize.decode(got.data.tobytes(), value_type, values.size)
     twin_sent = np.empty_like(values)
     reference.dequantize(twin, number, twin_sent)
     np.testing.assert_array_equal(sent, twin_sent)
     if residual is not None:
-        with np.errstate(all="ignore"):
-            np.testing.assert_array_equal(residual, acc - sent)
+        check_residual(residual, acc, sent, got)
     return sent
+
+
+def check_residual(residual, acc, sent, got):
+    """What rounding loses is kept, bit for bit; of what is not finite only the finite part."""
+    finite = np.isfinite(acc)
+    arrived = np.where(np.isfinite(sent), sent, np.float32(0))
+    with np.errstate(all="ignore"):
+        expected = np.where(finite, acc - arrived, np.float32(0))
+    np.testing.assert_array_equal(residual, expected)
+    assert np.isfinite(residual).all()
+    if got.type in (ValueType.FLOAT16, ValueType.BFLOAT16) and not got.saturated:
+        exact = arrived[finite].astype(float) + residual[finite]
+        np.testing.assert_array_equal(exact, acc[finite].astype(float))
 
 
 @pytest.mark.parametrize("value_type", TYPES)
@@ -63,8 +76,7 @@ def test_sizes(path, value_type, size):
 def test_any_values(path, value_type, values):
     values = np.array(values, np.float32)
     check_encode(values, value_type)
-    finite = np.where(np.isfinite(values), values, np.float32(1))
-    check_encode(finite, value_type, np.full(values.size, 0.5, np.float32))
+    check_encode(values, value_type, np.full(values.size, 0.5, np.float32))
 
 
 @pytest.mark.parametrize("value_type", TYPES)
@@ -89,11 +101,33 @@ def test_every_half(path):
 def test_values_beyond_float16_saturate_and_are_counted(path):
     values = np.array([65504, 65519.9, 65520, -1e9, np.inf, -np.inf, np.nan, 1], np.float32)
     got = quantize.encode(values, "float16")
-    assert got.saturated == 2
+    assert (got.saturated, got.nonfinite) == (2, 3)
     np.testing.assert_array_equal(
         quantize.decode(got.data, "float16", 8),
         np.array([65504, 65504, 65504, -65504, np.inf, -np.inf, np.nan, 1], np.float32),
     )
+
+
+def test_values_beyond_bfloat16_saturate_and_are_counted(path):
+    values = np.array([3.3895e38, 3.39e38, -3.4e38, np.inf, -np.inf, np.nan, 1], np.float32)
+    residual = np.zeros(7, np.float32)
+    got = quantize.encode(values, "bfloat16", residual)
+    largest = np.float32(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
+    assert (got.saturated, got.nonfinite) == (1, 3)
+    np.testing.assert_array_equal(
+        quantize.decode(got.data, "bfloat16", 7),
+        np.array([largest, largest, -largest, np.inf, -np.inf, np.nan, 1], np.float32),
+    )
+    sent = np.array([largest, largest, -largest])
+    np.testing.assert_array_equal(sent + residual[:3], values[:3])
+    np.testing.assert_array_equal(residual[3:], 0)
+
+
+@pytest.mark.parametrize("value_type", TYPES)
+def test_finite_values_stay_finite(path, value_type):
+    values = np.tile(np.array([np.finfo(np.float32).max, -3e38, 1e38, 0], np.float32), 128)
+    sent = check_encode(values, value_type, np.zeros(512, np.float32), seed=3)
+    assert np.isfinite(sent).all()
 
 
 @pytest.mark.parametrize("value_type", GROUPED)
