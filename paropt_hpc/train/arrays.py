@@ -1,14 +1,87 @@
-"""Which array library an array belongs to: NumPy, or CuPy on a GPU."""
+"""What strategies and optimizers do to whole vectors, in place and without a second vector.
 
+A vector is worked on in blocks that stay in the cache: that is faster for long ones, and a
+scratch of one block is all the memory it takes.
+"""
+
+import functools
+import math
 from importlib import import_module
 from typing import Any
 
-__all__ = ["Array", "namespace"]
+import numpy as np
+
+__all__ = ["BLOCK", "Array", "Scratch", "add_scaled", "all_finite", "blocks", "namespace", "norm"]
 
 # NumPy and CuPy arrays share the operations used here, but no common type.
 Array = Any
+
+BLOCK = 65536
+"""Entries of a block: with two or three operands still within a second-level cache."""
 
 
 def namespace(array: Array) -> Any:
     """Return the module, ``numpy`` or ``cupy``, whose functions work on `array`."""
     return import_module(type(array).__module__.partition(".")[0])
+
+
+def blocks(array: Array) -> tuple[slice, ...]:
+    """Return slices that cover a vector; one for a GPU, whose cost is that of each call."""
+    on_host = type(array).__module__.partition(".")[0] == "numpy"
+    return _cut(array.size, BLOCK if on_host else max(1, array.size))
+
+
+@functools.lru_cache(maxsize=64)
+def _cut(n: int, block: int) -> tuple[slice, ...]:
+    return tuple(slice(first, min(first + block, n)) for first in range(0, n, block))
+
+
+class Scratch:
+    """Work space of one block, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._kept: Array | None = None
+
+    def like(self, part: Array) -> Array:
+        """Return a vector of the size and type of `part`; what was in it is lost."""
+        kept = self._kept
+        if kept is None or kept.size < part.size or kept.dtype != part.dtype:
+            kept = self._kept = namespace(part).empty_like(part)
+        return kept[: part.size]
+
+
+def add_scaled(out: Array, vector: Array, factor: float, scratch: Scratch) -> None:
+    """Add ``factor * vector`` to `out` in place; the product is rounded before the sum."""
+    multiply = namespace(out).multiply
+    for part in blocks(out):
+        product = scratch.like(out[part])
+        multiply(vector[part], factor, out=product)
+        out[part] += product
+
+
+def norm(vector: Array) -> float:
+    """Return the Euclidean norm.
+
+    Squares are summed in the vector's type within a block and in float64 over the blocks, so
+    that the error does not grow with the length. Where they overflow, all is done in float64.
+    """
+    xp = namespace(vector)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = math.fsum(float(xp.dot(vector[part], vector[part])) for part in blocks(vector))
+    if math.isfinite(squares) or not all_finite(vector):
+        return math.sqrt(squares)
+    largest = float(abs(vector).max())
+    return largest * float(xp.linalg.norm(vector.astype("float64") / largest))
+
+
+def all_finite(vector: Array) -> bool:
+    """Say whether there is neither NaN nor infinity in a vector."""
+    xp = namespace(vector)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for part in blocks(vector):
+            entries = vector[part]
+            # A square that overflows is no proof; one that does not leaves no doubt.
+            squares = float(xp.dot(entries, entries))
+            if not math.isfinite(squares) and not xp.isfinite(entries).all():
+                return False
+    return True

@@ -1,7 +1,8 @@
 """Optimizers: a gradient becomes a change of the parameters, in place.
 
 All work on flat vectors, allocate their state at the first update, and overwrite the
-gradient, which serves as work space.
+gradient, which serves as work space. They go through the vectors block by block, see
+`paropt_hpc.train.arrays`, and so take no memory beside their state.
 """
 
 from abc import ABC, abstractmethod
@@ -9,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.train.arrays import Array, namespace
+from paropt_hpc.train.arrays import Array, Scratch, add_scaled, blocks, namespace, norm
 
-__all__ = ["LAMB", "LARS", "SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = ["LAMB", "LARS", "SGD", "Adam", "AdamW", "Optimizer", "Untouched"]
 
 Rate = float | Callable[[int], float]
 
@@ -39,6 +40,7 @@ class Optimizer(ABC):
         self.weight_decay = weight_decay
         self.steps = 0
         self._state: dict[str, Array] = {}
+        self._scratch = Scratch()
 
     @property
     def lr(self) -> float:
@@ -54,12 +56,10 @@ class Optimizer(ABC):
     def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
         """Change `params` by one step."""
 
-    def _add_decay(self, xp: Any, params: Array, gradient: Array) -> None:
+    def _add_decay(self, params: Array, gradient: Array) -> None:
         """Add the decayed parameters to a gradient or direction, in place."""
         if self.weight_decay:
-            scratch = self._buffer(xp, "scratch", params)[: params.size]
-            xp.multiply(params, self.weight_decay, out=scratch)
-            gradient += scratch
+            add_scaled(gradient, params, self.weight_decay, self._scratch)
 
     def _buffer(self, xp: Any, name: str, like: Array) -> Array:
         """Return a vector that lives as long as the optimizer; zero at first."""
@@ -69,13 +69,22 @@ class Optimizer(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a later `load_state_dict` needs to go on exactly (a copy)."""
-        vectors = {name: v.copy() for name, v in self._state.items() if name != "scratch"}
-        return {"steps": self.steps, **vectors}
+        return {"steps": self.steps, **{name: v.copy() for name, v in self._state.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state (a copy)."""
         self.steps = int(state["steps"])
         self._state = {name: v.copy() for name, v in state.items() if name != "steps"}
+
+
+class Untouched(Optimizer):
+    """Leaves parameters and gradient as they are, for somebody else's optimizer to use."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
+        """Do nothing."""
 
 
 class SGD(Optimizer):
@@ -117,23 +126,26 @@ class SGD(Optimizer):
         self.nesterov = nesterov
 
     def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
-        self._prepare(xp, params, gradient)
-        direction = self._with_momentum(xp, gradient) if self.momentum else gradient
-        scratch = self._buffer(xp, "scratch", params)
-        xp.multiply(direction, self.lr, out=scratch)
-        params -= scratch
+        self._add_decay(params, gradient)
+        self._descend(xp, params, gradient)
 
-    def _prepare(self, xp: Any, params: Array, gradient: Array) -> None:
-        """Turn the gradient of the loss into that which the momentum collects."""
-        self._add_decay(xp, params, gradient)
+    def _descend(self, xp: Any, params: Array, gradient: Array) -> None:
+        """Change `params` by what the momentum makes of a gradient that has its decay."""
+        velocity = self._buffer(xp, "velocity", gradient) if self.momentum else None
+        rate = self.lr
+        for part in blocks(params):
+            direction = gradient[part]
+            scratch = self._scratch.like(direction)
+            if velocity is not None:
+                direction = self._with_momentum(xp, direction, velocity[part], scratch)
+            xp.multiply(direction, rate, out=scratch)
+            params[part] -= scratch
 
-    def _with_momentum(self, xp: Any, gradient: Array) -> Array:
-        velocity = self._buffer(xp, "velocity", gradient)
+    def _with_momentum(self, xp: Any, gradient: Array, velocity: Array, scratch: Array) -> Array:
         velocity *= self.momentum
         velocity += gradient
         if not self.nesterov:
             return velocity
-        scratch = self._buffer(xp, "scratch", gradient)
         xp.multiply(velocity, self.momentum, out=scratch)
         gradient += scratch
         return gradient
@@ -173,13 +185,13 @@ class LARS(SGD):
         self.layers = list(layers)
         self.trust = trust
 
-    def _prepare(self, xp: Any, params: Array, gradient: Array) -> None:
-        self._buffer(xp, "scratch", params)  # whole, before a layer asks for its part
+    def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
         for layer in self.layers:
-            size, slope = _norm(xp, params[layer]), _norm(xp, gradient[layer])
-            self._add_decay(xp, params[layer], gradient[layer])
+            size, slope = norm(params[layer]), norm(gradient[layer])
+            self._add_decay(params[layer], gradient[layer])
             if size > 0 and slope > 0:
                 gradient[layer] *= self.trust * size / (slope + self.weight_decay * size)
+        self._descend(xp, params, gradient)
 
 
 class Adam(Optimizer):
@@ -215,7 +227,7 @@ class Adam(Optimizer):
         self.eps = eps
 
     def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
-        self._add_decay(xp, params, gradient)
+        self._add_decay(params, gradient)
         self._direction(xp, gradient)
         gradient *= self.lr
         params -= gradient
@@ -224,7 +236,12 @@ class Adam(Optimizer):
         """Replace the gradient by the bias-corrected ratio of its moments."""
         first = self._buffer(xp, "first", gradient)
         second = self._buffer(xp, "second", gradient)
-        scratch = self._buffer(xp, "scratch", gradient)
+        for part in blocks(gradient):
+            self._moments(xp, gradient[part], first[part], second[part])
+
+    def _moments(self, xp: Any, gradient: Array, first: Array, second: Array) -> None:
+        """Do so for one block."""
+        scratch = self._scratch.like(gradient)
         beta1, beta2 = self.betas
         step = self.steps + 1
         xp.multiply(gradient, 1 - beta1, out=scratch)
@@ -252,7 +269,7 @@ class AdamW(Adam):
 
     def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
         self._direction(xp, gradient)
-        self._add_decay(xp, params, gradient)
+        self._add_decay(params, gradient)
         gradient *= self.lr
         params -= gradient
 
@@ -289,15 +306,10 @@ class LAMB(AdamW):
 
     def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
         self._direction(xp, gradient)
-        self._add_decay(xp, params, gradient)
+        self._add_decay(params, gradient)
         for layer in self.layers:
-            size, length = _norm(xp, params[layer]), _norm(xp, gradient[layer])
+            size, length = norm(params[layer]), norm(gradient[layer])
             if size > 0 and length > 0:
                 gradient[layer] *= size / length
         gradient *= self.lr
         params -= gradient
-
-
-def _norm(xp: Any, vector: Array) -> float:
-    """Return the Euclidean norm, as a Python float so that it keeps no dtype."""
-    return float(xp.linalg.norm(vector))
