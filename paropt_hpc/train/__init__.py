@@ -1,10 +1,12 @@
 """A gradient becomes an update: strategies, optimizers, samplers, data, models, the loop."""
 
+from paropt_hpc.train.allreduce import AllReduce
 from paropt_hpc.train.config import Config, load_config
 from paropt_hpc.train.data import Dataset, load_dataset
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
 from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.loop import Summary, Trainer, train
+from paropt_hpc.train.loss_scale import LossScale
 from paropt_hpc.train.models import MLP, Batch, Softmax
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.parameter_server import ParameterServer
@@ -18,7 +20,7 @@ from paropt_hpc.train.schedules import (
     StepDecay,
     WarmRestarts,
 )
-from paropt_hpc.train.strategies import AllReduce, Strategy
+from paropt_hpc.train.strategies import Strategy
 
 __all__ = [
     "LAMB",
@@ -37,6 +39,7 @@ __all__ = [
     "Gossip",
     "LinearScaling",
     "LocalSGD",
+    "LossScale",
     "Optimizer",
     "ParameterServer",
     "Polynomial",

@@ -1,14 +1,17 @@
 """From a configuration to the parts of a run."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.topology import make as make_topology
 from paropt_hpc.compress import TopK
+from paropt_hpc.train.allreduce import AllReduce
 from paropt_hpc.train.config import Config, StrategyConfig, TrainConfig
 from paropt_hpc.train.data import Dataset
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
 from paropt_hpc.train.local_sgd import LocalSGD
+from paropt_hpc.train.loss_scale import LossScale
 from paropt_hpc.train.models import MLP, Softmax
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.parameter_server import ParameterServer, count_workers, default_bound
@@ -20,7 +23,7 @@ from paropt_hpc.train.schedules import (
     StepDecay,
     WarmRestarts,
 )
-from paropt_hpc.train.strategies import AllReduce, Strategy
+from paropt_hpc.train.strategies import Strategy
 
 __all__ = ["build_model", "build_strategy", "worker_count"]
 
@@ -44,7 +47,7 @@ def build_strategy(
 ) -> Strategy:
     """Return the strategy that a configuration names, with its optimizer and compressor."""
     train = config.train
-    compressor = _compressor(config, steps_per_epoch)
+    compressor = _compressor(config, comm.size, steps_per_epoch)
     if config.strategy.name == "parameter-server":
         return _server(config, comm, compressor, layers, steps_per_epoch)
     # Decay that is part of the gradient must be there before error feedback collects it.
@@ -67,6 +70,11 @@ def build_strategy(
             accumulate=train.accumulate,
             clip_norm=train.clip_norm,
             weight_decay=train.weight_decay if early else 0.0,
+            wire=config.strategy.wire,
+            loss_scale=LossScale(config.strategy.loss_scale, config.strategy.loss_scale_period),
+            skip_nonfinite=train.skip_nonfinite,
+            overlap=config.strategy.overlap,
+            bucket_bytes=math.ceil(config.strategy.bucket_mb * 2**20),
         )
     return _own_parameters(config.strategy, comm, optimizer, compressor)
 
@@ -116,14 +124,14 @@ def _own_parameters(
     return Gossip(comm, optimizer, topology, settings.order, settings.tracking)
 
 
-def _compressor(config: Config, steps_per_epoch: int) -> TopK | None:
+def _compressor(config: Config, ranks: int, steps_per_epoch: int) -> TopK | None:
     settings = config.compress
     if settings.method == "none":
         return None
     return TopK(
         settings.density,
         momentum=config.train.momentum if settings.momentum_correction else 0.0,
-        clip_norm=settings.clip_norm,
+        clip_norm=settings.clip_norm and settings.clip_norm * math.sqrt(ranks),
         warmup_steps=round(settings.warmup_epochs * steps_per_epoch / config.train.accumulate),
     )
 

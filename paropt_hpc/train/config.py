@@ -86,7 +86,8 @@ class TrainConfig(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # sgd and lars
     nesterov: bool = False  # sgd
     weight_decay: NotNegative = 0.0
-    clip_norm: PositiveFloat | None = None  # longest mean gradient
+    clip_norm: PositiveFloat | None = None  # longest mean gradient (allreduce)
+    skip_nonfinite: bool | None = None  # leave out updates with NaN; by default with float16 only
 
 
 class StrategyConfig(Section):
@@ -98,6 +99,11 @@ class StrategyConfig(Section):
     algorithm: Literal["auto", "mpi", "ring", "recursive_doubling", "shared", "hierarchical"] = (
         "auto"  # of the dense all-reduce
     )
+    wire: Literal["full", "float16", "bfloat16"] = "full"  # allreduce: dense gradients on their way
+    loss_scale: PositiveFloat = 1024.0  # float16: first factor of gradients; halves on overflow
+    loss_scale_period: Annotated[int, Field(ge=0)] = 2000  # steps to double it; 0: never
+    overlap: bool | None = None  # allreduce: with the backward pass; by default with spare cores
+    bucket_mb: PositiveFloat = 4.0  # allreduce: size of the parts that overlap
     sparse_scheme: Literal["auto", "allgather", "split", "reselect", "dense"] = "auto"
     period: Positive = 8  # localsgd: steps in the first round
     growth: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0  # localsgd: of rounds
@@ -122,7 +128,7 @@ class CompressConfig(Section):
     density: Annotated[float, Field(gt=0, le=1)] = 0.01  # share of the entries that is sent
     warmup_epochs: NotNegative = 0.0  # until the density has fallen to its value
     momentum_correction: bool = False  # collect train.momentum before compression (sgd)
-    clip_norm: PositiveFloat | None = None  # longest gradient of one rank
+    clip_norm: PositiveFloat | None = None  # of one rank's gradient: this times the root of ranks
 
 
 class CheckpointConfig(Section):
@@ -172,6 +178,21 @@ class Config(Section):
             raise ValueError(
                 f"train.accumulate and train.clip_norm work with strategy.name 'allreduce', "
                 f"got {name!r}"
+            )
+        if name != "allreduce" and (self.strategy.wire != "full" or self.train.skip_nonfinite):
+            raise ValueError(
+                f"strategy.wire and train.skip_nonfinite work with strategy.name 'allreduce', "
+                f"got {name!r}"
+            )
+        if self.strategy.wire == "float16" and self.train.skip_nonfinite is False:
+            raise ValueError(
+                "train.skip_nonfinite must not be false with strategy.wire = 'float16', whose loss "
+                "scale is found by overflow; use 'bfloat16'"
+            )
+        if compressed and self.strategy.wire != "full":
+            raise ValueError(
+                f"strategy.wire = {self.strategy.wire!r} is for dense gradients; with "
+                f"compress.method = {self.compress.method!r} set strategy.wire = 'full'"
             )
         if self.compress.momentum_correction and (
             self.train.optimizer != "sgd"

@@ -1,8 +1,10 @@
 """The training loop: from a configuration to a trained model and its figures."""
 
+import math
 import signal as signals
 import time
 from dataclasses import asdict, dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +97,7 @@ class Trainer:
             config.run.seed,
         )
         self.model = build_model(config, self.data)
+        self._tells_progress = "ready" in signature(self.model.loss_and_grad).parameters
         self.params = self.model.init(config.run.seed, config.model.dtype)
         self.gradient = np.empty(0)  # until `run`
         self.strategy = build_strategy(
@@ -201,7 +204,8 @@ class Trainer:
         loss, gradient = self._gradient(shard)
         samples = len(shard.indices)
         told = self.comm.gather_vectors([loss * samples / shard.batch, signal])
-        _check_finite(told[:, 0], f"at step {number + 1} (epoch {epoch + 1})")
+        if not self.strategy.skip_nonfinite:
+            _check_finite(told[:, 0], f"at step {number + 1} (epoch {epoch + 1})")
         self.strategy.step(self.params, gradient, (samples, shard.batch))
         return float(told[:, 0].sum()), int(told[:, 1].max())
 
@@ -210,10 +214,16 @@ class Trainer:
         begun = time.perf_counter()
         train = self.data.train
         batch = Batch(train.x[shard.indices], train.y[shard.indices])
-        loss, gradient = self.model.loss_and_grad(self.params, batch, out=self.gradient)
+        samples = len(batch.y), shard.batch
+        ready = self.strategy.begin(self.params, self.gradient, samples)
+        # A custom model need not know of `ready`.
+        extra = {"ready": ready} if ready is not None and self._tells_progress else {}
+        loss, gradient = self.model.loss_and_grad(self.params, batch, out=self.gradient, **extra)
+        if gradient is not self.gradient:
+            self.gradient[:] = gradient
         if self.config.debug.slow_rank == self.comm.rank:
             time.sleep((self.config.debug.slow_factor - 1) * (time.perf_counter() - begun))
-        return loss, gradient
+        return loss, self.gradient
 
     def evaluate(self, data: Batch) -> tuple[float, float]:
         """Return mean loss and accuracy over `data`, each rank taking a part; collective."""
@@ -297,7 +307,7 @@ class Trainer:
                 {
                     "epoch": epoch + 1,
                     "step": meter.steps,
-                    "loss": float(np.mean(meter.losses)),
+                    "loss": _mean_of_finite(meter.losses),
                     "test_accuracy": accuracy,
                     "lr": self.strategy.optimizer.lr,
                     "wall_s": meter.wall_s,
@@ -340,6 +350,12 @@ def _check_finite_everywhere(faulty: int, epoch: int) -> None:
         losses = np.zeros(faulty + 1)
         losses[faulty] = np.nan
         _check_finite(losses, f"in epoch {epoch + 1}")
+
+
+def _mean_of_finite(losses: list[float]) -> float | None:
+    """Return the mean, without the losses of steps that were skipped; None if all were."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return float(np.mean(finite)) if finite else None
 
 
 def _check_finite(losses: NDArray[Any], when: str) -> None:

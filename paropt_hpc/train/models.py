@@ -5,7 +5,7 @@ into another of the same layout, the gradient buffer, which the strategies then 
 between ranks as it is. Only operations that NumPy and CuPy share are used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import rng
-from paropt_hpc.train.arrays import Array, namespace
+from paropt_hpc.train.arrays import Array, blocks, namespace
 
 __all__ = ["MLP", "Batch", "Softmax"]
 
@@ -63,11 +63,17 @@ class MLP:
         generator = rng.philox(seed, "init")
         for weights, _ in self._layers(params):
             scale = np.sqrt(2.0 / weights.shape[0])
-            weights[...] = generator.standard_normal(weights.shape) * scale
+            flat = weights.reshape(-1)
+            for part in blocks(flat):  # drawn in float64: a whole layer would be twice the model
+                flat[part] = generator.standard_normal(flat[part].size) * scale
         return params
 
     def loss_and_grad(
-        self, params: Array, batch: Batch, out: Array | None = None
+        self,
+        params: Array,
+        batch: Batch,
+        out: Array | None = None,
+        ready: Callable[[int], None] | None = None,
     ) -> tuple[float, Array]:
         """Return the mean loss of a batch and its gradient.
 
@@ -79,6 +85,9 @@ class MLP:
             May be empty: then the loss and the gradient are 0.
         out : ndarray, shape (size,), optional
             Where to write the gradient; a new array otherwise.
+        ready : callable, optional
+            Called with falling positions, as soon as the gradient from there on is written; see
+            `paropt_hpc.train.Strategy.begin`. A model of your own may do without this argument.
 
         Returns
         -------
@@ -97,7 +106,7 @@ class MLP:
         losses, delta = _cross_entropy(xp, logits, batch.y)
         delta[xp.arange(n), batch.y] -= 1
         delta /= n
-        self._backward(xp, params, activations, delta, gradient)
+        self._backward(xp, params, activations, delta, gradient, ready)
         return float(losses.mean()), gradient
 
     def evaluate(self, params: Array, batch: Batch) -> tuple[float, int]:
@@ -129,7 +138,13 @@ class MLP:
         return activations, activations[-1] @ weights + bias
 
     def _backward(
-        self, xp: Any, params: Array, activations: list[Array], delta: Array, gradient: Array
+        self,
+        xp: Any,
+        params: Array,
+        activations: list[Array],
+        delta: Array,
+        gradient: Array,
+        ready: Callable[[int], None] | None,
     ) -> None:
         """Push `delta`, the derivative by the logits, back through the layers."""
         layers = list(zip(self._layers(params), self._layers(gradient), activations, strict=True))
@@ -138,6 +153,8 @@ class MLP:
         ):
             xp.matmul(inputs.T, delta, out=weights_grad)
             xp.sum(delta, axis=0, out=bias_grad)
+            if ready is not None:
+                ready(self.layers[2 * depth].start)
             if depth:
                 delta = delta @ weights.T
                 delta *= inputs > 0

@@ -1,8 +1,4 @@
-"""Strategies: how ranks keep their parameters together.
-
-The way of a gradient is `AllReduce._exchange`: compress, exchange, add up; then the
-optimizer updates the parameters.
-"""
+"""Strategies: how ranks keep their parameters together."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from paropt_hpc.comm import Communicator, sparse_allreduce
-from paropt_hpc.compress import TopK
+from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import ConfigError, on_every_rank
-from paropt_hpc.train.arrays import Array, namespace
-from paropt_hpc.train.checkpoint import flatten, merge, only, unflatten
+from paropt_hpc.train.arrays import Array
+from paropt_hpc.train.checkpoint import flatten, unflatten
 from paropt_hpc.train.optimizers import Optimizer
 
-__all__ = ["AllReduce", "Strategy"]
+__all__ = ["Strategy", "combine"]
 
 
 class Strategy(ABC):
@@ -33,6 +28,10 @@ class Strategy(ABC):
 
     #: parts of a saved state that are equal on all ranks, so that rank 0 alone saves them
     shared: tuple[str, ...] = ()
+    #: whether the last step has changed the parameters
+    updated = True
+    #: whether a step with NaN or infinity in a gradient is left out, by all ranks
+    skip_nonfinite = False
 
     def __init__(self, comm: Communicator, optimizer: Optimizer) -> None:
         self.comm = comm
@@ -44,17 +43,34 @@ class Strategy(ABC):
         Raises
         ------
         ConfigError
-            On every rank, when ranks bring different numbers of parameters.
+            On every rank, when ranks bring different numbers or types of parameters.
         """
-        sizes = self.comm.gather_scalars(params.size)
-        if (sizes != sizes[0]).any():
-            rank = int(np.nonzero(sizes != sizes[0])[0][0])
+        told = self.comm.gather_texts(f"{params.size} {params.dtype}")
+        rank = next((rank for rank, text in enumerate(told) if text != told[0]), None)
+        if rank is not None:
             error = ConfigError(
-                f"all ranks must have the same parameters, got {int(sizes[0])} on rank 0 and "
-                f"{int(sizes[rank])} on rank {rank}; build the same model on every rank"
+                f"all ranks must have the same parameters, got {told[0]} on rank 0 and "
+                f"{told[rank]} on rank {rank}; build the same model on every rank"
             )
             raise on_every_rank(error)
         self.comm.broadcast(params)
+
+    def begin(
+        self, params: Array, gradient: Array, samples: tuple[int, int] | None = None
+    ) -> Callable[[int], None] | None:
+        """Open a step whose gradient is still to be computed; collective.
+
+        A strategy that can make use of parts of a gradient returns a function ``ready(first)``:
+        to be called as soon as the entries of `gradient` from `first` on are what they will be,
+        with a falling `first`, as the backward pass of a model goes from its last layer to its
+        first. They must not be touched from then on. Nobody has to call it, nor this method:
+        `step`, with the same arguments, takes all that is left.
+
+        Returns
+        -------
+        callable or None
+        """
+        return None
 
     @abstractmethod
     def step(self, params: Array, gradient: Array, samples: tuple[int, int] | None = None) -> None:
@@ -108,160 +124,6 @@ class Strategy(ABC):
         return combine(states, lambda vectors: np.mean(vectors, axis=0))
 
 
-class AllReduce(Strategy):
-    """Synchronous data-parallel SGD: every rank applies the mean gradient of all ranks.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks that train together.
-    optimizer : Optimizer
-        Applied on every rank to the same mean gradient, so parameters stay equal bit for bit.
-    compressor : TopK, optional
-        Sends each rank's gradient as a sparse message; dense without it.
-    algorithm : str
-        Of the dense all-reduce; see `Communicator.allreduce`.
-    sparse_scheme : {"auto", "allgather", "split", "reselect", "dense"}
-        Of the sparse all-reduce, with a compressor; see `paropt_hpc.comm.sparse_allreduce`.
-    accumulate : int
-        Exchange the mean of this many steps at once: as one step on a batch as many times
-        as large. The last group of an epoch may be smaller and is weighed by its samples.
-    clip_norm : float, optional
-        Scale a mean gradient whose Euclidean norm is above this down to it.
-    weight_decay : float
-        Added to each rank's gradient before compression; with a compressor the optimizer's
-        own decay comes too late to be part of what error feedback keeps.
-    """
-
-    shared = ("params", "strategy/optimizer")
-
-    def __init__(
-        self,
-        comm: Communicator,
-        optimizer: Optimizer,
-        compressor: TopK | None = None,
-        algorithm: str = "auto",
-        *,
-        sparse_scheme: str = "auto",
-        accumulate: int = 1,
-        clip_norm: float | None = None,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(comm, optimizer)
-        if accumulate < 1:
-            raise ConfigError(f"accumulate must be at least 1, got {accumulate}")
-        if clip_norm is not None and not clip_norm > 0:
-            raise ConfigError(f"clip_norm must be above 0, got {clip_norm}")
-        self.compressor = compressor
-        self.algorithm = algorithm
-        self.sparse_scheme = sparse_scheme
-        self.accumulate = accumulate
-        self.clip_norm = clip_norm
-        self.weight_decay = weight_decay
-        self._sum: Array | None = None  # of sample-weighted gradients, while a group fills up
-        self._group = 0  # steps in it
-        self._samples = 0  # over all ranks in it
-
-    def start(self, params: Array) -> None:
-        """Broadcast the parameters of rank 0 to all ranks, in place; collective."""
-        super().start(params)
-        if self.compressor is not None:
-            self.compressor.start(params.size, params.dtype)
-        if self.weight_decay:
-            self._decayed = namespace(params).empty_like(params)
-        if self.accumulate > 1:
-            self._sum = namespace(params).zeros_like(params)
-
-    def step(self, params: Array, gradient: Array, samples: tuple[int, int] | None = None) -> None:
-        """Average `gradient` over the ranks and update `params`; both in place; collective.
-
-        All ranks have equal parameters before and after. With accumulation, only every
-        `accumulate`-th step communicates and updates.
-        """
-        here, everywhere = samples or (1, self.comm.size)
-        if self._sum is None:
-            self._weigh(gradient, here, everywhere)
-            self._apply(params, gradient)
-            return
-        gradient *= here
-        self._sum += gradient
-        self._group += 1
-        self._samples += everywhere
-        if self._group == self.accumulate:
-            self.end_epoch(params)
-
-    def end_epoch(self, params: Array) -> None:
-        """Apply an accumulated group, also an incomplete one; collective."""
-        if self._group == 0:
-            return
-        assert self._sum is not None
-        self._weigh(self._sum, 1, self._samples)
-        self._apply(params, self._sum)
-        self._sum[:] = 0
-        self._group = self._samples = 0
-
-    def _weigh(self, gradient: Array, here: int, everywhere: int) -> None:
-        """Scale so that the plain mean over ranks is the mean over samples."""
-        weight = here * self.comm.size / everywhere
-        if weight != 1:
-            gradient *= weight
-
-    def _apply(self, params: Array, gradient: Array) -> None:
-        if self.weight_decay:
-            namespace(params).multiply(params, self.weight_decay, out=self._decayed)
-            gradient += self._decayed
-        self._exchange(gradient)
-        if self.clip_norm is not None:
-            clip(gradient, self.clip_norm)
-        self.optimizer.update(params, gradient)
-
-    def _exchange(self, gradient: Array) -> None:
-        """Replace each rank's gradient by the mean over all ranks."""
-        if self.compressor is None:
-            self.comm.allreduce(gradient, "mean", algorithm=self.algorithm)
-            return
-        message = self.compressor.compress(gradient)
-        result = sparse_allreduce(self.comm, message, gradient, self.sparse_scheme)
-        self.compressor.keep_back(result.dropped_indices, result.dropped_values)
-        # After the sum, so that its bits do not depend on the scheme that was chosen.
-        if self.comm.size > 1:
-            gradient *= 1 / self.comm.size
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of optimizer, compressor and group of this rank (a copy); local."""
-        state = super().state_dict()
-        if self.compressor is not None:
-            state["compressor"] = self.compressor.state_dict()
-        if self._sum is not None:
-            group = {"steps": self._group, "samples": self._samples, "sum": self._sum.copy()}
-            state["group"] = group
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state of this rank, after `start`; local."""
-        super().load_state_dict(state)
-        if self.compressor is not None:
-            self.compressor.load_state_dict(state["compressor"])
-        if self._sum is not None:
-            group = state["group"]
-            self._group, self._samples = int(group["steps"]), int(group["samples"])
-            self._sum[:] = group["sum"]
-
-    def reshard(self, states: list[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """Take the parameters as they are, and deal out the residuals, so that no part is lost.
-
-        Each new rank gets the sum of every `size`-th old rank's, times the ratio of the sizes:
-        what a rank sends counts for one part in as many as there are ranks.
-        """
-        own = states[rank::size] or [combine(states[:1], lambda vectors: np.zeros_like(vectors[0]))]
-        ratio = size / len(states)
-        dealt = combine(own, lambda vectors: ratio * np.sum(vectors, axis=0))
-        state = merge(dealt, only(states[0], self.shared))
-        if "group" in state["strategy"]:  # a sum over all ranks' samples, not a mean
-            state["strategy"]["group"]["sum"] /= ratio
-        return state
-
-
 def combine(states: list[dict[str, Any]], by: Callable[[list[Array]], Array]) -> dict[str, Any]:
     """Combine the vectors of saved states; numbers are taken from the first."""
     leaves = [flatten(state) for state in states]
@@ -273,10 +135,3 @@ def combine(states: list[dict[str, Any]], by: Callable[[list[Array]], Array]) ->
         for name in names
     }
     return unflatten((name, np.asarray(value)) for name, value in combined.items())
-
-
-def clip(gradient: Array, norm: float) -> None:
-    """Scale a gradient down to this Euclidean norm if it is longer, in place."""
-    length = float(namespace(gradient).linalg.norm(gradient))
-    if length > norm:
-        gradient *= norm / length

@@ -20,6 +20,9 @@ WAYS = {
     "accumulated": {"train": {"accumulate": 4, "schedule": "cosine", "warmup_epochs": 0.5}},
     "adamw": {"train": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01}},
     "topk": {"compress": {"method": "topk", "momentum_correction": True, "warmup_epochs": 1.0}},
+    "float16": {"strategy": {"wire": "float16", "loss_scale": 1e9, "loss_scale_period": 3}},
+    "bfloat16": {"train": {"accumulate": 3}, "strategy": {"wire": "bfloat16"}},
+    "buckets": {"strategy": {"overlap": True, "bucket_mb": 0.001}},
     "localsgd": {"strategy": {"name": "localsgd", "period": 5, "outer_momentum": 0.3}},
     "gossip": {"strategy": {"name": "gossip", "topology": "one-peer-exponential"}},
     "tracking": {"strategy": {"name": "gossip", "tracking": True}},
@@ -126,7 +129,7 @@ def test_resume_from_an_older_checkpoint_when_the_newest_is_damaged(comm, folder
     assert np.array_equal(resumed.params, whole.params)
 
 
-@pytest.mark.parametrize("way", ["dense", "accumulated", "adamw"])
+@pytest.mark.parametrize("way", ["dense", "accumulated", "adamw", "buckets"])
 def test_resume_on_one_rank(comm, folder, way):
     """What the batches hold does not depend on the ranks, so that the end is the same."""
     whole = Trainer(config_of(way), comm)

@@ -276,8 +276,11 @@ def test_a_strategy_goes_on_exactly_from_its_saved_state(comm, name):
 @pytest.mark.mpi(min_size=2)
 def test_models_of_different_size_are_refused_on_every_rank(comm):
     strategy = AllReduce(comm, SGD(0.1))
-    with pytest.raises(ConfigError, match="got 10 on rank 0 and 11 on rank 1"):
+    with pytest.raises(ConfigError, match="got 10 float64 on rank 0 and 11 float64 on rank 1"):
         strategy.start(np.zeros(10 + (comm.rank == 1)))
+    kind = "float32" if comm.rank == comm.size - 1 else "float64"
+    with pytest.raises(ConfigError, match=f"and 10 float32 on rank {comm.size - 1}; build the"):
+        strategy.start(np.zeros(10, kind))
 
 
 def config_of(**sections):

@@ -1,0 +1,265 @@
+"""Wires: each turns the gradients of all ranks into their mean, by way of some bytes.
+
+A dense wire takes a gradient in buckets, from the last to the first, as the backward pass of a
+model finishes them, and moves them while the pass goes on. The others need all of it.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from paropt_hpc.comm import Communicator, sparse_allreduce
+from paropt_hpc.comm.request import Request
+from paropt_hpc.compress import TopK
+from paropt_hpc.errors import ConfigError
+from paropt_hpc.kernels import quantize
+from paropt_hpc.train.arrays import Array, Scratch, all_finite, blocks
+from paropt_hpc.train.loss_scale import LossScale
+
+__all__ = ["BUCKET_BYTES", "DenseWire", "HalfWire", "MessageWire", "Wire", "has_spare_core"]
+
+BUCKET_BYTES = 4 << 20
+"""Of a bucket: long enough for full bandwidth, short enough that much of the rest overlaps."""
+
+HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class Wire(ABC):
+    """What `AllReduce` asks of the way a gradient takes.
+
+    Attributes
+    ----------
+    buckets : tuple of slice
+        Parts in which a gradient may be sent, the last one first.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.buckets: tuple[slice, ...] = ()
+
+    def start(self, n: int, dtype: np.dtype[Any]) -> None:
+        """Make the buffers for gradients of `n` entries; collective."""
+        del dtype
+        self.buckets = (slice(0, n),)
+
+    @abstractmethod
+    def send(self, gradient: Array, bucket: slice) -> None:
+        """Take over a bucket, in the order of `buckets`, which is then not to be touched."""
+
+    @abstractmethod
+    def finish(self, gradient: Array, *, check: bool) -> bool:
+        """Wait until all buckets sent are the mean over all ranks; collective.
+
+        With `check`, return False on all ranks, and leave what error feedback keeps as it was,
+        if there was a NaN or an infinity on any. What is in `gradient` is then undefined.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank (a copy); local."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  (some have none)
+        """Take over a saved state of this rank; local."""
+
+
+class DenseWire(Wire):
+    """All entries, in the type they have.
+
+    Parameters
+    ----------
+    comm : Communicator
+    algorithm : str
+        See `Communicator.allreduce`.
+    bucket_bytes : int
+        Of a bucket, when there are several.
+    overlap : bool, optional
+        Whether to cut gradients into buckets, which a thread moves in the background. Default:
+        whether there are two cores for every rank.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        algorithm: str = "auto",
+        bucket_bytes: int = BUCKET_BYTES,
+        overlap: bool | None = None,
+    ) -> None:
+        super().__init__(comm)
+        if bucket_bytes < 1:
+            raise ConfigError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
+        self.algorithm = algorithm
+        self.bucket_bytes = bucket_bytes
+        self.overlap = overlap
+        self._requests: list[tuple[slice, Request]] = []
+
+    def start(self, n: int, dtype: np.dtype[Any]) -> None:
+        """Cut gradients into buckets of about equal size; collective."""
+        wanted = has_spare_core(self.comm) if self.overlap is None else self.overlap
+        most = max(1, self.bucket_bytes // dtype.itemsize)
+        count = max(1, -(-n // most)) if wanted and self.comm.size > 1 else 1
+        cuts = [n * i // count for i in range(count + 1)]
+        self.buckets = tuple(slice(*ends) for ends in pairwise(cuts))[::-1]
+
+    def send(self, gradient: Array, bucket: slice) -> None:
+        """Take over a bucket; collective."""
+        self._reduce(gradient[bucket], bucket)
+
+    def _reduce(self, entries: Array, bucket: slice) -> None:
+        if len(self.buckets) == 1:
+            self.comm.allreduce(entries, "mean", algorithm=self.algorithm)
+        else:
+            request = self.comm.start(entries, "mean", algorithm=self.algorithm)
+            self._requests.append((bucket, request))
+
+    def finish(self, gradient: Array, *, check: bool) -> bool:
+        """Wait until all buckets are the mean over all ranks; collective."""
+        for _, request in self._requests:
+            request.wait()
+        self._requests.clear()
+        # Any NaN or infinity has reached the mean on all ranks.
+        return not check or all_finite(gradient)
+
+
+class HalfWire(DenseWire):
+    """All entries in 16 bits, which halves the bytes; each mean is rounded once.
+
+    Parameters
+    ----------
+    comm, algorithm, bucket_bytes, overlap
+        As of `DenseWire`.
+    kind : {"float16", "bfloat16"}
+        Of the entries on their way.
+    scaler : LossScale, optional
+        For float16: gradients are multiplied by it before they are rounded, and divided again.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        kind: str,
+        scaler: LossScale | None = None,
+        algorithm: str = "auto",
+        bucket_bytes: int = BUCKET_BYTES,
+        overlap: bool | None = None,
+    ) -> None:
+        super().__init__(comm, algorithm, bucket_bytes, overlap)
+        if kind not in HALVES:
+            raise ConfigError(f"wire must be full, float16 or bfloat16, got {kind!r}")
+        self.kind = kind
+        self.scaler = scaler
+        self._halves: NDArray[Any] = np.empty(0)
+        self._scratch = Scratch()
+
+    def start(self, n: int, dtype: np.dtype[Any]) -> None:
+        """Make a buffer of half the gradient's size; collective."""
+        super().start(n, dtype)
+        self._halves = self.comm.empty(n, HALVES[self.kind])
+
+    def send(self, gradient: Array, bucket: slice) -> None:
+        """Take over a bucket, rounded; collective."""
+        entries, halves = gradient[bucket], self._halves[bucket]
+        if self.scaler is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                entries *= self.scaler.scale
+        for part in blocks(entries):
+            values = entries[part]
+            if values.dtype != np.float32:
+                values = self._as_float32(values)
+            encoded = quantize.encode(values, self.kind, out=halves[part].view(np.uint8))
+            if encoded.saturated:  # and so finite: the other ranks must hear of it
+                halves[part.start] = np.inf
+        self._reduce(halves, bucket)
+
+    def _as_float32(self, values: Array) -> Array:
+        narrow = self._scratch.like(np.empty(values.size, np.float32))
+        with np.errstate(over="ignore"):
+            narrow[:] = values
+        return narrow
+
+    def finish(self, gradient: Array, *, check: bool) -> bool:
+        """Wait for the means, and write them into the gradient; collective."""
+        super().finish(gradient, check=False)
+        for part in blocks(gradient):
+            self._decode(self._halves[part], gradient[part])
+        finite = not check or all_finite(gradient)
+        if self.scaler is not None:
+            with np.errstate(invalid="ignore", over="ignore"):
+                gradient *= 1 / self.scaler.scale
+            self.scaler.update(finite)
+        return finite
+
+    def _decode(self, halves: Array, out: Array) -> None:
+        data = halves.view(np.uint8)
+        if out.dtype == np.float32:
+            quantize.decode(data, self.kind, out.size, out=out)
+        else:
+            out[:] = quantize.decode(data, self.kind, out.size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loss scale; equal on all ranks."""
+        return {} if self.scaler is None else {"loss_scale": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved loss scale."""
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["loss_scale"])
+
+
+class MessageWire(Wire):
+    """What a compressor picks, as messages that differ from rank to rank.
+
+    Parameters
+    ----------
+    comm : Communicator
+    compressor : TopK
+    scheme : str
+        See `paropt_hpc.comm.sparse_allreduce`.
+    """
+
+    def __init__(self, comm: Communicator, compressor: TopK, scheme: str = "auto") -> None:
+        super().__init__(comm)
+        self.compressor = compressor
+        self.scheme = scheme
+
+    def start(self, n: int, dtype: np.dtype[Any]) -> None:
+        """Make the buffers of the compressor."""
+        super().start(n, dtype)
+        self.compressor.start(n, dtype)
+
+    def send(self, gradient: Array, bucket: slice) -> None:
+        """Leave it: a compressor looks at all of a gradient."""
+
+    def finish(self, gradient: Array, *, check: bool) -> bool:
+        """Compress, exchange, add up; collective."""
+        # Before the residual takes the gradient in: it could not give it back unrounded.
+        if check and not self.comm.gather_scalars(all_finite(gradient)).all():
+            return False
+        message = self.compressor.compress(gradient)
+        result = sparse_allreduce(self.comm, message, gradient, self.scheme)
+        self.compressor.keep_back(result.dropped_indices, result.dropped_values)
+        # After the sum, so that its bits do not depend on the scheme that was chosen.
+        if self.comm.size > 1:
+            gradient *= 1 / self.comm.size
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the compressor."""
+        return {"compressor": self.compressor.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state of the compressor."""
+        self.compressor.load_state_dict(state["compressor"])
+
+
+def has_spare_core(comm: Communicator) -> bool:
+    """Say whether every rank has a second core, for a thread in the background; collective."""
+    cores = os.cpu_count() or 1
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    # Ranks that are not bound to cores share those of their node.
+    own = bound if bound < cores else cores // comm.node_size
+    return bool((comm.gather_scalars(own) >= 2).all())
