@@ -10,6 +10,7 @@ from paropt_hpc.train.loss_scale import LossScale
 from paropt_hpc.train.models import MLP, Batch, Softmax
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.parameter_server import ParameterServer
+from paropt_hpc.train.replica import Replica
 from paropt_hpc.train.run_folder import read_summary
 from paropt_hpc.train.samplers import Shard, ShardedSampler
 from paropt_hpc.train.schedules import (
@@ -44,6 +45,7 @@ __all__ = [
     "ParameterServer",
     "Polynomial",
     "PushSum",
+    "Replica",
     "Shard",
     "ShardedSampler",
     "Softmax",

@@ -47,7 +47,8 @@ def build_strategy(
 ) -> Strategy:
     """Return the strategy that a configuration names, with its optimizer and compressor."""
     train = config.train
-    compressor = _compressor(config, comm.size, steps_per_epoch)
+    ranks = comm.size if config.strategy.name == "allreduce" else 1
+    compressor = _compressor(config, ranks, steps_per_epoch)
     if config.strategy.name == "parameter-server":
         return _server(config, comm, compressor, layers, steps_per_epoch)
     # Decay that is part of the gradient must be there before error feedback collects it.

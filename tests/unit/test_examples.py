@@ -27,16 +27,28 @@ def block_after(marker):
     return re.search(r"```\w*\n(.*?)```", README[README.index(marker) :], re.DOTALL)[1]
 
 
-def test_the_readme_shows_the_library_example():
-    assert block_after("<!-- example: examples/library.py -->") == (
-        EXAMPLES / "library.py"
-    ).read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["library.py", "torch_loop.py"])
+def test_the_readme_shows_the_example(name):
+    shown = block_after(f"<!-- example: examples/{name} -->")
+    assert shown == (EXAMPLES / name).read_text(encoding="utf-8")
 
 
 def test_the_readme_shows_its_real_output():
     command, *shown = block_after("<!-- output of examples/library.py -->").splitlines()
     assert command == "$ mpiexec -n 4 python -m mpi4py examples/library.py"
     assert mpiexec(4, "-m", "mpi4py", EXAMPLES / "library.py").splitlines() == shown
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_loop_of_ones_own_in_numpy(ranks):
+    said = mpiexec(ranks, "-m", "mpi4py", EXAMPLES / "own_loop.py")
+    assert said == f"{ranks} ranks, weights [1. 0. 0.]\n"
+
+
+def test_a_loop_of_ones_own_in_torch():
+    pytest.importorskip("torch")
+    said = mpiexec(2, "-m", "mpi4py", EXAMPLES / "torch_loop.py")
+    assert float(re.fullmatch(r"2 ranks, loss (\d\.\d\d)\n", said)[1]) < 0.1
 
 
 @pytest.mark.parametrize("name", ["dense", "topk"])
