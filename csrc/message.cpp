@@ -141,7 +141,7 @@ template <class I>
 std::uint64_t needed_message_bytes(const I* indices, std::size_t k, std::uint64_t n, Codec codec,
                                    std::uint64_t room, ValueType type) {
   const std::uint64_t rest = kHeaderBytes + value_bytes(type, k);
-  room = room < rest ? 0 : room - rest;
+  room = room < rest ? 0 : (room - rest) / 8 * 8;  // what is left of it once padded
   return rest + padded(needed_bytes(indices, k, n, codec, room));
 }
 

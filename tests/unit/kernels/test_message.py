@@ -265,6 +265,17 @@ def test_a_buffer_for_fewer_entries(n, data):
     assert all(message.max_bytes(n, k, np.float32) <= room for k in ks)
 
 
+def test_a_buffer_longer_than_needed(path):
+    """Also by less than the padding of the indices, eight bytes."""
+    indices = np.array([5, 17, 18, 25, 30, 32, 37, 48], np.uint32)
+    values = np.arange(8, dtype=np.float32)
+    expected = message.encode(indices, values, 58)
+    room = message.max_bytes(58, 8, np.float32)
+    for more in range(20):
+        data = message.encode(indices, values, 58, out=np.empty(room + more, np.uint8))
+        assert np.array_equal(data, expected)
+
+
 def test_quantised_values_of_another_number(path):
     indices, values = sparse(50, 5, np.float32)
     with pytest.raises(ValueError, match="values must have 5 entries, got 4"):
