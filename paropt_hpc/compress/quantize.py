@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paropt_hpc.compress.values import ValueEncoder
+from paropt_hpc.compress.compressor import Compressor
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.kernels import message, quantize, reduce
+from paropt_hpc.kernels import message, quantize
 
 __all__ = ["Quantize"]
 
 
-class Quantize:
+class Quantize(Compressor):
     r"""Send every entry in fewer bits.
 
     Parameters
@@ -54,13 +54,11 @@ class Quantize:
     """
 
     def __init__(self, values: str, *, seed: int = 0) -> None:
-        self._values = ValueEncoder(values, seed)
+        super().__init__(values, seed)
         if self._values.type is None:
             raise ConfigError("values must name a quantised type, got None; int8 is a start")
         self._type = self._values.type
-        self.nonfinite = 0
         self.saturated = 0
-        self.residual: NDArray[Any] = np.empty(0, np.float32)
 
     def start(self, n: int, dtype: np.dtype[Any]) -> None:
         """Make the buffers for gradients of `n` entries of float32; forget the residual."""
@@ -102,28 +100,3 @@ class Quantize:
         sent = quantize.encode(vector, self._type, residual, seed=seed, out=out)
         self.saturated, self.nonfinite = sent.saturated, sent.nonfinite
         return message.encode(None, sent, vector.size, out=self._encoded)
-
-    def keep_back(self, indices: NDArray[Any], values: NDArray[Any]) -> None:
-        """Add entries that were sent but not used to the residual, in place."""
-        reduce.scatter_add(self.residual, indices, values)
-
-    def decompress_add(
-        self, data: NDArray[np.uint8], dense: NDArray[Any], scale: float = 1.0
-    ) -> None:
-        """Add ``scale`` times the values of a message into `dense`, in place.
-
-        Raises
-        ------
-        MessageError
-            When the bytes are not a valid message for `dense`, which is then unchanged.
-        """
-        message.decode_add(data, dense, scale)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a later `load_state_dict` needs to go on exactly (a copy)."""
-        return {"draws": self._values.draws, "residual": self.residual.copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state; `start` must have been called for the same size."""
-        self._values.draws = int(state["draws"])
-        self.residual[:] = state["residual"]

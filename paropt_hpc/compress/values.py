@@ -43,7 +43,7 @@ class ValueEncoder:
         self.draws = 0
 
     def start(self, most: int, dtype: np.dtype[Any]) -> None:
-        """Make buffers for `most` values of gradients of type `dtype`."""
+        """Make buffers for `most` values, or more later, of gradients of type `dtype`."""
         self.draws = 0
         if self.type is None:
             return
@@ -52,6 +52,10 @@ class ValueEncoder:
                 f"values = {self.type.name.lower()} needs float32 gradients, got {dtype}; send "
                 "plain values, or train in float32"
             )
+        self._grow(most)
+
+    def _grow(self, most: int) -> None:
+        assert self.type is not None
         self._codes = np.empty(quantize.encoded_bytes(self.type, most), np.uint8)
         self._lost = np.empty(most, np.float32)
 
@@ -75,6 +79,8 @@ class ValueEncoder:
         """
         if self.type is None:
             return values, None
+        if self._lost.size < values.size:
+            self._grow(values.size)
         lost = self._lost[: values.size]
         lost[:] = 0
         sent = quantize.encode(values, self.type, lost, seed=self.step_seed(), out=self._codes)

@@ -7,14 +7,22 @@ from typing import Any
 import numpy as np
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.compress import TopK
+from paropt_hpc.compress import Compressor, RandomK
 from paropt_hpc.errors import ConfigError, DivergenceError, on_every_rank
-from paropt_hpc.train.arrays import Array, Scratch, add_scaled, namespace, norm
+from paropt_hpc.train.arrays import Array, Scratch, add_scaled, namespace
 from paropt_hpc.train.checkpoint import merge, only
 from paropt_hpc.train.loss_scale import LossScale
 from paropt_hpc.train.optimizers import Optimizer, Untouched
 from paropt_hpc.train.strategies import Strategy, combine
-from paropt_hpc.train.wire import BUCKET_BYTES, DenseWire, HalfWire, MessageWire, Wire
+from paropt_hpc.train.wire import (
+    BUCKET_BYTES,
+    AlignedWire,
+    DenseWire,
+    HalfWire,
+    MessageWire,
+    Wire,
+    clip,
+)
 
 __all__ = ["AllReduce"]
 
@@ -46,8 +54,9 @@ class AllReduce(Strategy):
         Applied on every rank to the same mean gradient, so parameters stay equal bit for bit.
         Without one, a step leaves the parameters alone and the mean in `gradient`; `updated`
         tells whether it is there.
-    compressor : TopK, optional
-        Sends each rank's gradient as a sparse message; dense without it.
+    compressor : Compressor, optional
+        Sends each rank's gradient as a message, or, with a `RandomK` of plain values, as the
+        sum over the ranks of what it picks; dense without it.
     algorithm : str
         Of the dense all-reduce; see `Communicator.allreduce`.
     sparse_scheme : {"auto", "allgather", "split", "reselect", "dense"}
@@ -58,6 +67,9 @@ class AllReduce(Strategy):
     clip_norm : float, optional
         Scale a mean gradient whose Euclidean norm is above this down to it. The mean is the
         same on all ranks, hence so are its norm and the result.
+    local_clip_norm : float, optional
+        With a compressor: scale each rank's own gradient down to this before it is collected
+        [1]_, section 3.2.
     weight_decay : float
         Added to each rank's gradient before compression; with a compressor the optimizer's
         own decay comes too late to be part of what error feedback keeps.
@@ -80,6 +92,11 @@ class AllReduce(Strategy):
         Whether the last step has made an update: not inside a group, nor when it was skipped.
     skipped : int
         Updates left out.
+
+    References
+    ----------
+    .. [1] Y. Lin et al., "Deep gradient compression", ICLR 2018: its bound of the sum over P
+       ranks, times :math:`P^{-1/2}`, is for means the bound of the mean times :math:`P^{1/2}`.
     """
 
     shared = ("params", "strategy/optimizer", "strategy/loss_scale", "strategy/skipped")
@@ -88,12 +105,13 @@ class AllReduce(Strategy):
         self,
         comm: Communicator,
         optimizer: Optimizer | None = None,
-        compressor: TopK | None = None,
+        compressor: Compressor | None = None,
         algorithm: str = "auto",
         *,
         sparse_scheme: str = "auto",
         accumulate: int = 1,
         clip_norm: float | None = None,
+        local_clip_norm: float | None = None,
         weight_decay: float = 0.0,
         wire: str = "full",
         loss_scale: LossScale | None = None,
@@ -104,15 +122,20 @@ class AllReduce(Strategy):
         super().__init__(comm, optimizer or Untouched())
         if accumulate < 1:
             raise ConfigError(f"accumulate must be at least 1, got {accumulate}")
-        if clip_norm is not None and not clip_norm > 0:
-            raise ConfigError(f"clip_norm must be above 0, got {clip_norm}")
+        for name, bound in (("clip_norm", clip_norm), ("local_clip_norm", local_clip_norm)):
+            if bound is not None and not bound > 0:
+                raise ConfigError(f"{name} must be above 0, got {bound}")
+        if compressor is None and local_clip_norm is not None:
+            raise ConfigError("local_clip_norm needs a compressor; use clip_norm for dense ones")
+        if compressor is not None and wire != "full":
+            raise ConfigError(
+                f"wire={wire!r} is for dense gradients; with a compressor choose its values"
+            )
         self._wire: Wire
-        if compressor is not None:
-            if wire != "full":
-                raise ConfigError(
-                    f"wire={wire!r} is for dense gradients; with a compressor choose its values"
-                )
-            self._wire = MessageWire(comm, compressor, sparse_scheme)
+        if isinstance(compressor, RandomK) and compressor.summable:
+            self._wire = AlignedWire(comm, compressor, algorithm, local_clip_norm)
+        elif compressor is not None:
+            self._wire = MessageWire(comm, compressor, sparse_scheme, local_clip_norm)
         elif wire == "full":
             self._wire = DenseWire(comm, algorithm, bucket_bytes, overlap)
         else:
@@ -286,10 +309,3 @@ class AllReduce(Strategy):
         if "group" in state["strategy"]:  # a sum over all ranks' samples, not a mean
             state["strategy"]["group"]["sum"] /= ratio
         return state
-
-
-def clip(gradient: Array, longest: float) -> None:
-    """Scale a gradient down to this Euclidean norm if it is longer, in place."""
-    length = norm(gradient)
-    if length > longest:
-        gradient *= longest / length

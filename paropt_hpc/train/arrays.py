@@ -44,10 +44,14 @@ class Scratch:
 
     def like(self, part: Array) -> Array:
         """Return a vector of the size and type of `part`; what was in it is lost."""
+        return self.take(part.size, part.dtype, namespace(part))
+
+    def take(self, n: int, dtype: Any, xp: Any = np) -> Array:
+        """Return a vector of `n` entries of a type; what was in it is lost."""
         kept = self._kept
-        if kept is None or kept.size < part.size or kept.dtype != part.dtype:
-            kept = self._kept = namespace(part).empty_like(part)
-        return kept[: part.size]
+        if kept is None or kept.size < n or kept.dtype != dtype:
+            kept = self._kept = xp.empty(n, dtype)
+        return kept[:n]
 
 
 def add_scaled(out: Array, vector: Array, factor: float, scratch: Scratch) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.topology import make as make_topology
-from paropt_hpc.compress import TopK
+from paropt_hpc.compress import Compressor, Quantize, RandomK, Threshold, TopK
+from paropt_hpc.kernels.rng import philox
 from paropt_hpc.train.allreduce import AllReduce
 from paropt_hpc.train.config import Config, StrategyConfig, TrainConfig
 from paropt_hpc.train.data import Dataset
@@ -47,8 +48,7 @@ def build_strategy(
 ) -> Strategy:
     """Return the strategy that a configuration names, with its optimizer and compressor."""
     train = config.train
-    ranks = comm.size if config.strategy.name == "allreduce" else 1
-    compressor = _compressor(config, ranks, steps_per_epoch)
+    compressor = _compressor(config, comm.rank, steps_per_epoch)
     if config.strategy.name == "parameter-server":
         return _server(config, comm, compressor, layers, steps_per_epoch)
     # Decay that is part of the gradient must be there before error feedback collects it.
@@ -62,6 +62,7 @@ def build_strategy(
         weight_decay=0.0 if early else train.weight_decay,
     )
     if config.strategy.name == "allreduce":
+        local_clip = config.compress.clip_norm
         return AllReduce(
             comm,
             optimizer,
@@ -70,6 +71,7 @@ def build_strategy(
             sparse_scheme=config.strategy.sparse_scheme,
             accumulate=train.accumulate,
             clip_norm=train.clip_norm,
+            local_clip_norm=local_clip and local_clip * math.sqrt(comm.size),
             weight_decay=train.weight_decay if early else 0.0,
             wire=config.strategy.wire,
             loss_scale=LossScale(config.strategy.loss_scale, config.strategy.loss_scale_period),
@@ -83,7 +85,7 @@ def build_strategy(
 def _server(
     config: Config,
     comm: Communicator,
-    compressor: TopK | None,
+    compressor: Compressor | None,
     layers: Sequence[slice],
     steps_per_epoch: int,
 ) -> ParameterServer:
@@ -103,7 +105,10 @@ def _server(
 
 
 def _own_parameters(
-    settings: StrategyConfig, comm: Communicator, optimizer: Optimizer, compressor: TopK | None
+    settings: StrategyConfig,
+    comm: Communicator,
+    optimizer: Optimizer,
+    compressor: Compressor | None,
 ) -> Strategy:
     """Return a strategy in which every rank has parameters of its own for a while."""
     if settings.name == "localsgd":
@@ -125,16 +130,33 @@ def _own_parameters(
     return Gossip(comm, optimizer, topology, settings.order, settings.tracking)
 
 
-def _compressor(config: Config, ranks: int, steps_per_epoch: int) -> TopK | None:
-    settings = config.compress
-    if settings.method == "none":
-        return None
-    return TopK(
-        settings.density,
-        momentum=config.train.momentum if settings.momentum_correction else 0.0,
-        clip_norm=settings.clip_norm and settings.clip_norm * math.sqrt(ranks),
-        warmup_steps=round(settings.warmup_epochs * steps_per_epoch / config.train.accumulate),
-    )
+def _compressor(config: Config, rank: int, steps_per_epoch: int) -> Compressor | None:
+    settings, seed = config.compress, config.run.seed
+    values = None if settings.values == "full" else settings.values
+    momentum = config.train.momentum if settings.momentum_correction else 0.0
+    own = seed_of(seed, rank)
+    if settings.method == "topk":
+        warmup = settings.warmup_epochs * steps_per_epoch / config.train.accumulate
+        return TopK(
+            settings.density,
+            momentum=momentum,
+            warmup_steps=round(warmup),
+            values=values,
+            seed=own,
+        )
+    if settings.method == "randomk":
+        return RandomK(
+            settings.density, momentum=momentum, values=values, seed=seed, rounding_seed=own
+        )
+    if settings.method == "threshold":
+        assert settings.threshold is not None  # as the configuration demands
+        return Threshold(settings.threshold, momentum=momentum, values=values, seed=own)
+    return None if values is None else Quantize(values, seed=own)
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """Return a seed of a rank's own, for what must differ between ranks."""
+    return int(philox(seed, "rank", rank).bit_generator.random_raw())
 
 
 def _optimizer(

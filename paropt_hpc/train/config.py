@@ -124,11 +124,37 @@ class StrategyConfig(Section):
 class CompressConfig(Section):
     """How gradients (allreduce) or differences (choco) are shrunk before they are sent."""
 
-    method: Literal["none", "topk"] = "none"
-    density: Annotated[float, Field(gt=0, le=1)] = 0.01  # share of the entries that is sent
-    warmup_epochs: NotNegative = 0.0  # until the density has fallen to its value
+    method: Literal["none", "topk", "randomk", "threshold", "quantize"] = "none"
+    density: Annotated[float, Field(gt=0, le=1)] = 0.01  # topk, randomk: share that is sent
+    threshold: NotNegative | None = None  # threshold: smallest magnitude that is sent
+    values: Literal["full", "float16", "bfloat16", "int8", "qsgd4", "sign"] = "full"
+    warmup_epochs: NotNegative = 0.0  # topk: until the density has fallen to its value
     momentum_correction: bool = False  # collect train.momentum before compression (sgd)
     clip_norm: PositiveFloat | None = None  # of one rank's gradient: this times the root of ranks
+
+    @model_validator(mode="after")
+    def _settings_fit_the_method(self) -> "CompressConfig":
+        method = self.method
+        if (method == "threshold") != (self.threshold is not None):
+            raise ValueError(
+                "compress.threshold and compress.method = 'threshold' go together, got "
+                f"{self.threshold} and {method!r}"
+            )
+        if method == "none" and self.values != "full":
+            raise ValueError(
+                f"compress.values = {self.values!r} needs a compress.method; 'quantize' sends all "
+                "entries"
+            )
+        if method == "quantize" and self.values == "full":
+            raise ValueError("compress.method = 'quantize' needs compress.values, such as 'int8'")
+        if method != "topk" and self.warmup_epochs:
+            raise ValueError(f"compress.warmup_epochs is for method 'topk', got {method!r}")
+        if self.momentum_correction and method in ("none", "quantize"):
+            raise ValueError(
+                "compress.momentum_correction is for methods that leave entries out: 'topk', "
+                f"'randomk' or 'threshold', got {method!r}"
+            )
+        return self
 
 
 class CheckpointConfig(Section):
@@ -162,7 +188,16 @@ class Config(Section):
     def _parts_fit_together(self) -> "Config":
         name, compressed = self.strategy.name, self.compress.method != "none"
         if name == "choco" and not compressed:
-            raise ValueError("strategy.name = 'choco' needs compress.method = 'topk'")
+            raise ValueError("strategy.name = 'choco' needs a compress.method, such as 'topk'")
+        if self.compress.values != "full" and self.model.dtype != "float32":
+            raise ValueError(
+                f"compress.values = {self.compress.values!r} needs model.dtype = 'float32'"
+            )
+        if self.compress.clip_norm is not None and (name != "allreduce" or not compressed):
+            raise ValueError(
+                "compress.clip_norm needs strategy.name = 'allreduce' and a compress.method; "
+                "train.clip_norm is for dense gradients"
+            )
         if name not in ("allreduce", "choco", "parameter-server") and compressed:
             raise ValueError(
                 "compress.method works with strategy.name 'allreduce', 'choco' or "
@@ -195,14 +230,11 @@ class Config(Section):
                 f"compress.method = {self.compress.method!r} set strategy.wire = 'full'"
             )
         if self.compress.momentum_correction and (
-            self.train.optimizer != "sgd"
-            or self.train.nesterov
-            or not compressed
-            or name != "allreduce"
+            self.train.optimizer != "sgd" or self.train.nesterov or name != "allreduce"
         ):
             raise ValueError(
                 "compress.momentum_correction needs strategy.name = 'allreduce', "
-                "train.optimizer = 'sgd', train.nesterov = false and compress.method = 'topk'"
+                "train.optimizer = 'sgd' and train.nesterov = false"
             )
         return self
 

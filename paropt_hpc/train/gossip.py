@@ -25,7 +25,7 @@ from paropt_hpc.comm import (
     neighbor_exchange,
     neighbor_exchange_bytes,
 )
-from paropt_hpc.compress import TopK
+from paropt_hpc.compress import Compressor
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.train.arrays import Array
 from paropt_hpc.train.optimizers import Optimizer
@@ -224,8 +224,8 @@ class ChocoGossip(_Mixing):
         As in `Gossip`.
     topology : Topology
         Of period 1: what was told must be mixed with the same weights always.
-    compressor : TopK
-        Its density is that of the messages; it keeps no residual here.
+    compressor : Compressor
+        Of the messages; it keeps no residual here.
     gamma : float
         How far to move towards the neighbours, in (0, 1]; smaller for lower densities.
 
@@ -240,7 +240,7 @@ class ChocoGossip(_Mixing):
         comm: Communicator,
         optimizer: Optimizer,
         topology: Topology,
-        compressor: TopK,
+        compressor: Compressor,
         gamma: float = 0.4,
     ) -> None:
         super().__init__(comm, optimizer, topology)
@@ -280,9 +280,10 @@ class ChocoGossip(_Mixing):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank (a copy); local."""
         told = {"told": self._told.copy(), "mixed": self._mixed.copy()}
-        return super().state_dict() | told
+        return super().state_dict() | told | {"compressor": self.compressor.counters()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state of this rank, after `start`; local."""
         super().load_state_dict(state)
         self._told[:], self._mixed[:] = state["told"], state["mixed"]
+        self.compressor.load_counters(state["compressor"])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.mailbox import Mailbox, wait_until
-from paropt_hpc.compress import TopK
+from paropt_hpc.compress import Compressor
 from paropt_hpc.errors import CollectiveTimeout, ConfigError
 from paropt_hpc.train.arrays import Array
 from paropt_hpc.train.asynchronous import Asynchronous, Outcome
@@ -73,7 +73,7 @@ class ParameterServer(Asynchronous):
         itself, as SGD, Adam and AdamW do.
     bound : int
         The largest staleness, in updates, at which a gradient is applied; at least 1.
-    compressor : TopK, optional
+    compressor : Compressor, optional
         Each worker sends its gradient as sparse messages, one for every server, and keeps a
         residual. That of a gradient which the server drops is as it was before.
     servers : int
@@ -104,7 +104,7 @@ class ParameterServer(Asynchronous):
         comm: Communicator,
         optimizer: Optimizer,
         bound: int,
-        compressor: TopK | None = None,
+        compressor: Compressor | None = None,
         *,
         servers: int = 1,
         policy: str = "drop",
@@ -127,7 +127,7 @@ class ParameterServer(Asynchronous):
         ends = [params.size * i // len(self.servers) for i in range(len(self.servers) + 1)]
         self._slices = [slice(*pair) for pair in itertools.pairwise(ends)]
         self._mail = Mailbox(self.comm) if self.comm.size > 1 else None
-        self._compressors: list[TopK] = []
+        self._compressors: list[Compressor] = []
         if self.works and self.compressor is not None:
             self._compressors = [copy.deepcopy(self.compressor) for _ in self._slices]
             for part, compressor in zip(self._slices, self._compressors, strict=True):
@@ -395,7 +395,7 @@ class _Slice:
     """A server's part of the parameters, and the group of gradients that is filling up."""
 
     def __init__(
-        self, params: Array, optimizer: Optimizer, compressor: TopK | None, group: int
+        self, params: Array, optimizer: Optimizer, compressor: Compressor | None, group: int
     ) -> None:
         self.params = params
         self._optimizer = optimizer

@@ -15,13 +15,22 @@ from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator, sparse_allreduce
 from paropt_hpc.comm.request import Request
-from paropt_hpc.compress import TopK
+from paropt_hpc.compress import Compressor, RandomK
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import quantize
-from paropt_hpc.train.arrays import Array, Scratch, all_finite, blocks
+from paropt_hpc.train.arrays import Array, Scratch, all_finite, blocks, norm
 from paropt_hpc.train.loss_scale import LossScale
 
-__all__ = ["BUCKET_BYTES", "DenseWire", "HalfWire", "MessageWire", "Wire", "has_spare_core"]
+__all__ = [
+    "BUCKET_BYTES",
+    "AlignedWire",
+    "DenseWire",
+    "HalfWire",
+    "MessageWire",
+    "Wire",
+    "clip",
+    "has_spare_core",
+]
 
 BUCKET_BYTES = 4 << 20
 """Of a bucket: long enough for full bandwidth, short enough that much of the rest overlaps."""
@@ -152,40 +161,34 @@ class HalfWire(DenseWire):
             raise ConfigError(f"wire must be full, float16 or bfloat16, got {kind!r}")
         self.kind = kind
         self.scaler = scaler
-        self._halves: NDArray[Any] = np.empty(0)
-        self._scratch = Scratch()
-
-    def start(self, n: int, dtype: np.dtype[Any]) -> None:
-        """Make a buffer of half the gradient's size; collective."""
-        super().start(n, dtype)
-        self._halves = self.comm.empty(n, HALVES[self.kind])
+        self._narrow, self._wide = Scratch(), Scratch()
 
     def send(self, gradient: Array, bucket: slice) -> None:
         """Take over a bucket, rounded; collective."""
-        entries, halves = gradient[bucket], self._halves[bucket]
+        entries = gradient[bucket]
         if self.scaler is not None:
             with np.errstate(over="ignore", invalid="ignore"):
                 entries *= self.scaler.scale
-        for part in blocks(entries):
-            values = entries[part]
-            if values.dtype != np.float32:
-                values = self._as_float32(values)
+        halves = self._halves(entries)
+        for part in blocks(entries):  # upwards: what is overwritten has been read
+            values = self._wide.take(entries[part].size, np.float32)
+            with np.errstate(over="ignore"):
+                values[:] = entries[part]
             encoded = quantize.encode(values, self.kind, out=halves[part].view(np.uint8))
             if encoded.saturated:  # and so finite: the other ranks must hear of it
                 halves[part.start] = np.inf
         self._reduce(halves, bucket)
 
-    def _as_float32(self, values: Array) -> Array:
-        narrow = self._scratch.like(np.empty(values.size, np.float32))
-        with np.errstate(over="ignore"):
-            narrow[:] = values
-        return narrow
+    def _halves(self, entries: Array) -> NDArray[Any]:
+        """Return the place of a bucket's 16-bit values: at the start of its own memory."""
+        halves: NDArray[Any] = entries.view(np.uint8)[: 2 * entries.size].view(HALVES[self.kind])
+        return halves
 
     def finish(self, gradient: Array, *, check: bool) -> bool:
-        """Wait for the means, and write them into the gradient; collective."""
+        """Wait for the means, and widen them in place; collective."""
         super().finish(gradient, check=False)
-        for part in blocks(gradient):
-            self._decode(self._halves[part], gradient[part])
+        for bucket in self.buckets:
+            self._widen(gradient[bucket])
         finite = not check or all_finite(gradient)
         if self.scaler is not None:
             with np.errstate(invalid="ignore", over="ignore"):
@@ -193,12 +196,13 @@ class HalfWire(DenseWire):
             self.scaler.update(finite)
         return finite
 
-    def _decode(self, halves: Array, out: Array) -> None:
-        data = halves.view(np.uint8)
-        if out.dtype == np.float32:
-            quantize.decode(data, self.kind, out.size, out=out)
-        else:
-            out[:] = quantize.decode(data, self.kind, out.size)
+    def _widen(self, entries: Array) -> None:
+        halves = self._halves(entries)
+        for part in reversed(blocks(entries)):  # downwards, for the same reason
+            narrow = self._narrow.take(halves[part].size, halves.dtype)
+            narrow[:] = halves[part]
+            wide = self._wide.take(narrow.size, np.float32)
+            entries[part] = quantize.decode(narrow.view(np.uint8), self.kind, wide.size, out=wide)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale; equal on all ranks."""
@@ -210,21 +214,22 @@ class HalfWire(DenseWire):
             self.scaler.load_state_dict(state["loss_scale"])
 
 
-class MessageWire(Wire):
-    """What a compressor picks, as messages that differ from rank to rank.
+class _CompressedWire(Wire):
+    """What a compressor picks; it looks at all of a gradient.
 
     Parameters
     ----------
     comm : Communicator
-    compressor : TopK
-    scheme : str
-        See `paropt_hpc.comm.sparse_allreduce`.
+    compressor : Compressor
+    clip_norm : float, optional
+        Longest gradient of this rank.
     """
 
-    def __init__(self, comm: Communicator, compressor: TopK, scheme: str = "auto") -> None:
+    compressor: Compressor
+
+    def __init__(self, comm: Communicator, clip_norm: float | None = None) -> None:
         super().__init__(comm)
-        self.compressor = compressor
-        self.scheme = scheme
+        self.clip_norm = clip_norm
 
     def start(self, n: int, dtype: np.dtype[Any]) -> None:
         """Make the buffers of the compressor."""
@@ -232,20 +237,21 @@ class MessageWire(Wire):
         self.compressor.start(n, dtype)
 
     def send(self, gradient: Array, bucket: slice) -> None:
-        """Leave it: a compressor looks at all of a gradient."""
+        """Leave it for `finish`."""
 
     def finish(self, gradient: Array, *, check: bool) -> bool:
         """Compress, exchange, add up; collective."""
         # Before the residual takes the gradient in: it could not give it back unrounded.
         if check and not self.comm.gather_scalars(all_finite(gradient)).all():
             return False
-        message = self.compressor.compress(gradient)
-        result = sparse_allreduce(self.comm, message, gradient, self.scheme)
-        self.compressor.keep_back(result.dropped_indices, result.dropped_values)
-        # After the sum, so that its bits do not depend on the scheme that was chosen.
-        if self.comm.size > 1:
-            gradient *= 1 / self.comm.size
+        if self.clip_norm is not None:
+            clip(gradient, self.clip_norm)
+        self._exchange(gradient)
         return True
+
+    @abstractmethod
+    def _exchange(self, gradient: Array) -> None:
+        """Replace each rank's gradient by the mean of what the ranks send."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the compressor."""
@@ -254,6 +260,76 @@ class MessageWire(Wire):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state of the compressor."""
         self.compressor.load_state_dict(state["compressor"])
+
+
+class MessageWire(_CompressedWire):
+    """Messages that differ from rank to rank.
+
+    Parameters
+    ----------
+    comm : Communicator
+    compressor : Compressor
+    scheme : str
+        See `paropt_hpc.comm.sparse_allreduce`.
+    clip_norm : float, optional
+        Longest gradient of this rank.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        compressor: Compressor,
+        scheme: str = "auto",
+        clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(comm, clip_norm)
+        self.compressor = compressor
+        self.scheme = scheme
+
+    def _exchange(self, gradient: Array) -> None:
+        message = self.compressor.compress(gradient)
+        result = sparse_allreduce(self.comm, message, gradient, self.scheme)
+        self.compressor.keep_back(result.dropped_indices, result.dropped_values)
+        # After the sum, so that its bits do not depend on the scheme that was chosen.
+        if self.comm.size > 1:
+            gradient *= 1 / self.comm.size
+
+
+class AlignedWire(_CompressedWire):
+    """Values at positions that all ranks agree on, summed like a short dense vector.
+
+    Parameters
+    ----------
+    comm : Communicator
+    compressor : RandomK
+    algorithm : str
+        See `Communicator.allreduce`.
+    clip_norm : float, optional
+        Longest gradient of this rank.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        compressor: RandomK,
+        algorithm: str = "auto",
+        clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(comm, clip_norm)
+        self.compressor: RandomK = compressor
+        self.algorithm = algorithm
+
+    def _exchange(self, gradient: Array) -> None:
+        values = self.compressor.take(gradient)
+        self.comm.allreduce(values, "mean", algorithm=self.algorithm)
+        self.compressor.put(values, gradient)
+
+
+def clip(gradient: Array, longest: float) -> None:
+    """Scale a gradient down to this Euclidean norm if it is longer, in place."""
+    length = norm(gradient)
+    if length > longest:
+        gradient *= longest / length
 
 
 def has_spare_core(comm: Communicator) -> bool:

@@ -23,11 +23,22 @@ WAYS = {
     "float16": {"strategy": {"wire": "float16", "loss_scale": 1e9, "loss_scale_period": 3}},
     "bfloat16": {"train": {"accumulate": 3}, "strategy": {"wire": "bfloat16"}},
     "buckets": {"strategy": {"overlap": True, "bucket_mb": 0.001}},
+    "randomk": {
+        "compress": {"method": "randomk", "density": 0.5, "momentum_correction": True},
+        "train": {"accumulate": 2},
+    },
+    "threshold": {"compress": {"method": "threshold", "threshold": 0.01, "values": "float16"}},
+    "qsgd": {"compress": {"method": "quantize", "values": "qsgd4", "clip_norm": 1.0}},
+    "topk sign": {"compress": {"method": "topk", "density": 0.1, "values": "sign"}},
     "localsgd": {"strategy": {"name": "localsgd", "period": 5, "outer_momentum": 0.3}},
     "gossip": {"strategy": {"name": "gossip", "topology": "one-peer-exponential"}},
     "tracking": {"strategy": {"name": "gossip", "tracking": True}},
     "push-sum": {"strategy": {"name": "push-sum"}},
     "choco": {"strategy": {"name": "choco"}, "compress": {"method": "topk", "density": 0.1}},
+    "choco random": {
+        "strategy": {"name": "choco", "gamma": 0.2},
+        "compress": {"method": "randomk", "density": 0.2, "values": "qsgd4"},
+    },
     # With one worker, and so deterministic.
     "one worker": {
         "strategy": {
@@ -145,7 +156,8 @@ def test_resume_on_one_rank(comm, folder, way):
 
 
 @pytest.mark.parametrize(
-    "way", ["topk", "localsgd", "gossip", "tracking", "push-sum", "choco", *LOOSE]
+    "way",
+    ["topk", "randomk", "qsgd", "localsgd", "gossip", "tracking", "push-sum", "choco", *LOOSE],
 )
 def test_resume_on_one_rank_still_learns(comm, folder, way):
     config = config_of(way, dir=folder / "run", resume=True)

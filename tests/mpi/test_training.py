@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.compress import TopK
+from paropt_hpc.compress import Quantize, RandomK, Threshold, TopK
 from paropt_hpc.errors import ConfigError, DivergenceError
 from paropt_hpc.train import (
     MLP,
@@ -98,10 +98,60 @@ def test_dense_equals_one_process_on_the_global_batch(comm, algorithm):
     assert equal_on_all_ranks(comm, params)
 
 
-def test_topk_of_density_one_equals_dense(comm):
-    params = distributed(comm, TopK(1.0))
+@pytest.mark.parametrize("make", [lambda: TopK(1.0), lambda: RandomK(1.0), lambda: Threshold(0.0)])
+def test_a_compressor_that_sends_all_equals_dense(comm, make):
+    params = distributed(comm, make())
     assert relative(params, distributed(comm)) < 1e-10
     assert equal_on_all_ranks(comm, params)
+
+
+WITH_FEEDBACK = {
+    "topk": lambda rank: TopK(0.05, values="int8", seed=rank),
+    "randomk": lambda rank: RandomK(0.1),
+    "randomk float16": lambda rank: RandomK(0.1, values="float16"),
+    "threshold": lambda rank: Threshold(1.5),
+    "sign": lambda rank: Quantize("sign"),
+}
+
+
+@pytest.mark.parametrize("way", WITH_FEEDBACK)
+def test_what_arrives_and_what_is_kept_is_the_sum_of_all_gradients(comm, way):
+    """Over a whole run, and over all ranks: nothing is lost, only late."""
+    n, steps = 300, 25
+
+    def gradient_of(rank, step):
+        return np.random.default_rng([rank, step]).standard_normal(n).astype(np.float32)
+
+    compressor, params = WITH_FEEDBACK[way](comm.rank), np.zeros(n, np.float32)
+    strategy = AllReduce(comm, SGD(1.0), compressor)
+    strategy.start(params)
+    for step in range(steps):
+        strategy.step(params, gradient_of(comm.rank, step))
+    given = [gradient_of(rank, step) for rank in range(comm.size) for step in range(steps)]
+    kept = comm.allgather_bytes(compressor.residual.view(np.uint8))
+    late = np.sum([residual.view(np.float32) for residual in kept], axis=0, dtype=float)
+    assert np.allclose(late - params * comm.size, np.sum(given, axis=0, dtype=float), atol=2e-3)
+    assert equal_on_all_ranks(comm, params)
+
+
+def test_random_positions_are_not_sent(comm):
+    strategy, params = AllReduce(comm, SGD(0.1), RandomK(0.01)), np.zeros(10_000, np.float32)
+    strategy.start(params)
+    before = comm.traffic.bytes_sent
+    strategy.step(params, np.ones_like(params))
+    if comm.size == 2:
+        assert comm.traffic.bytes_sent - before == 100 * 4
+    assert np.count_nonzero(params) == 100
+
+
+def test_local_clipping_bounds_what_a_rank_collects(comm):
+    strategy = AllReduce(comm, SGD(1.0), TopK(1.0), local_clip_norm=0.5)
+    params = np.zeros(16)
+    strategy.start(params)
+    strategy.step(params, np.full(16, 1.0 if comm.rank == 0 else 0.01))
+    assert np.allclose(params, -(0.125 + 0.01 * (comm.size - 1)) / comm.size)
+    with pytest.raises(ConfigError, match="local_clip_norm needs a compressor"):
+        AllReduce(comm, SGD(1.0), local_clip_norm=0.5)
 
 
 @pytest.mark.parametrize("scheme", ["auto", "allgather", "split", "reselect", "dense"])
@@ -249,6 +299,8 @@ STRATEGIES = {
     "accumulated": lambda comm: AllReduce(comm, optimizer(), accumulate=2),
     "reselect": lambda comm: AllReduce(comm, SGD(0.1), TopK(0.2), sparse_scheme="reselect"),
     "topk": lambda comm: AllReduce(comm, SGD(0.1), TopK(0.05, momentum=0.9, warmup_steps=6)),
+    "randomk": lambda comm: AllReduce(comm, SGD(0.1), RandomK(0.1, momentum=0.5), accumulate=3),
+    "threshold": lambda comm: AllReduce(comm, SGD(0.1), Threshold(1.0), clip_norm=1.0),
     "local": lambda comm: LocalSGD(comm, optimizer(), 3, 1.5, outer_momentum=0.5),
 }
 
@@ -287,7 +339,7 @@ def config_of(**sections):
     return Config.model_validate(
         {
             "train": {"epochs": 8, "batch": 48, "lr": 0.05, **sections.pop("train", {})},
-            "model": {"hidden": [32], "dtype": "float64"},
+            "model": {"hidden": [32], "dtype": "float64", **sections.pop("model", {})},
             **sections,
         }
     )
@@ -331,6 +383,10 @@ def test_any_number_of_ranks_gives_the_same_run(comm):
         {"train": {"optimizer": "lars", "lr": 5.0}},
         {"train": {"optimizer": "lamb", "lr": 0.01}},
         {"compress": {"method": "topk", "momentum_correction": True, "warmup_epochs": 2.0}},
+        {"compress": {"method": "randomk", "density": 0.1, "momentum_correction": True}},
+        {"compress": {"method": "threshold", "threshold": 0.01, "clip_norm": 5.0}},
+        {"compress": {"method": "topk", "values": "int8"}, "model": {"dtype": "float32"}},
+        {"compress": {"method": "quantize", "values": "qsgd4"}, "model": {"dtype": "float32"}},
     ],
 )
 def test_every_way_learns(comm, sections):
