@@ -72,6 +72,8 @@ class Bench:
         Turns this rank's seconds into those of the slowest rank; collective.
     quiet : bool
         Print nothing: ranks above 0.
+    extra : dict
+        What else goes into the file.
     """
 
     subject: str
@@ -81,6 +83,7 @@ class Bench:
     quiet: bool = False
     rows: list[Row] = field(default_factory=list)
     ratios: list[dict[str, object]] = field(default_factory=list)
+    extra: dict[str, object] = field(default_factory=dict)
 
     def case(
         self,
@@ -196,6 +199,7 @@ class Bench:
             "machine": machine(),
             "rows": [asdict(row) for row in self.rows],
             "ratios": self.ratios,
+            **self.extra,
         }
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

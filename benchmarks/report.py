@@ -51,6 +51,14 @@ def section(result: dict[str, Any]) -> str:
             f"| {time_text(row['median_s'])} | {time_text(row['min_s'])} "
             f"| {share} | {bits} |"
         )
+    if "memory" in result:
+        lines += [
+            "",
+            "| peak memory of a rank | vectors of the parameters | allowed |",
+            "|---|---|---|",
+        ]
+        for row in result["memory"]:
+            lines.append(f"| {row['way']} | {row['peak']:.2f} | {row['allowed']:.2f} |")
     lines += ["", "| case | ours | best peer | ratio |", "|---|---|---|---|"]
     for ratio in result["ratios"]:
         lines.append(
