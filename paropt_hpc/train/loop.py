@@ -21,8 +21,11 @@ from paropt_hpc.train.models import Batch
 from paropt_hpc.train.run_folder import RunFolder
 from paropt_hpc.train.samplers import Shard, ShardedSampler
 from paropt_hpc.train.signals import StopRequest
+from paropt_hpc.train.strategies import combine
 
 __all__ = ["Summary", "Trainer", "train"]
+
+ROWS = 256  # that are evaluated at once
 
 
 class Position(NamedTuple):
@@ -95,6 +98,7 @@ class Trainer:
             config.run.seed,
         )
         self.model = build_model(config, self.data)
+        self.model.connect(lambda sums: comm.allreduce(sums, "sum"))
         self.params = self.model.init(config.run.seed, config.model.dtype)
         self.gradient = np.empty(0)  # until `run`
         self.strategy = build_strategy(
@@ -147,6 +151,7 @@ class Trainer:
                 self._save(Position(epoch, batch), meter, signal)
                 meter.start()
         self.strategy.end_epoch(self.params)
+        self.model.end_epoch()
         meter.stop()
         self._record(epoch, meter)
         meter.losses.clear()
@@ -181,6 +186,7 @@ class Trainer:
             due = meter.steps % every == 0 and self.config.checkpoint.every_steps is not None
             if first < steps and (due or done.signal):
                 self._save(Position(epoch, first), meter, done.signal)
+        self.model.end_epoch()
         self._record(epoch, meter)
         meter.losses.clear()
         every_epochs = self.config.checkpoint.every_epochs
@@ -220,8 +226,8 @@ class Trainer:
         params = self.strategy.consensus(self.params)
         part = np.array_split(np.arange(len(data.y)), self.comm.size)[self.comm.rank]
         total = np.zeros(2)
-        for first in range(0, part.size, 1024):  # bounded memory for any size
-            rows = slice(part[first], part[min(first + 1024, part.size) - 1] + 1)
+        for first in range(0, part.size, ROWS):  # bounded memory for any size
+            rows = slice(part[first], part[min(first + ROWS, part.size) - 1] + 1)
             total += self.model.evaluate(params, Batch(data.x[rows], data.y[rows]))
         losses, correct = self.comm.gather_vectors(total.tolist()).T
         _check_finite(losses, "in the evaluation after an epoch")
@@ -233,6 +239,7 @@ class Trainer:
         if self.checkpoints is not None:
             state = {
                 "params": self.params,
+                "model": self.model.state_dict(),
                 "strategy": self.strategy.state_dict(),
                 "probe": self._probe(),
             }
@@ -258,6 +265,7 @@ class Trainer:
             check_identity(found.position["config"], self.config)
             state = self._saved_state(found)
             self.params[:] = state["params"]
+            self.model.load_state_dict(state.get("model", {}))
             self.strategy.load_state_dict(state["strategy"])
             if found.ranks == self.comm.size:
                 self._check_probe(found, state["probe"])
@@ -273,7 +281,9 @@ class Trainer:
             own = shared if self.comm.rank == 0 else found.state(self.comm.rank)
             return merge(only(shared, self.strategy.shared), own)
         states = [found.state(rank) for rank in range(found.ranks)]
-        return self.strategy.reshard(states, self.comm.rank, self.comm.size)
+        models = [{"model": state.pop("model", {})} for state in states]
+        state = self.strategy.reshard(states, self.comm.rank, self.comm.size)
+        return merge(state, combine(models, lambda vectors: np.mean(vectors, axis=0)))
 
     def _probe(self) -> float:
         """Return the loss on a few samples: what a restored model must give again."""
