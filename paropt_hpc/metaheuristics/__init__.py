@@ -7,6 +7,7 @@ from paropt_hpc.metaheuristics.algorithm import (
     make,
     register,
 )
+from paropt_hpc.metaheuristics.compiled import Compiled
 from paropt_hpc.metaheuristics.constraints import (
     AdaptivePenalty,
     Constraints,
@@ -14,6 +15,11 @@ from paropt_hpc.metaheuristics.constraints import (
     total_violation,
 )
 from paropt_hpc.metaheuristics.differential_evolution import DifferentialEvolution
+from paropt_hpc.metaheuristics.evaluation import Objective, Results, Scalar, Status, Vectorised
+from paropt_hpc.metaheuristics.evaluators import Evaluator, RowSplit, Serial
+from paropt_hpc.metaheuristics.isolated import Isolated
+from paropt_hpc.metaheuristics.manager import Finished, ManagerWorker
+from paropt_hpc.metaheuristics.program import Program
 from paropt_hpc.metaheuristics.space import (
     Binary,
     Categorical,
@@ -29,14 +35,27 @@ __all__ = [
     "Algorithm",
     "Binary",
     "Categorical",
+    "Compiled",
     "Constraints",
     "DifferentialEvolution",
+    "Evaluator",
     "FeasibilityRules",
+    "Finished",
     "Integer",
+    "Isolated",
+    "ManagerWorker",
+    "Objective",
     "Permutation",
     "PopulationAlgorithm",
+    "Program",
     "Real",
+    "Results",
+    "RowSplit",
+    "Scalar",
+    "Serial",
     "Space",
+    "Status",
+    "Vectorised",
     "make",
     "register",
     "total_violation",

@@ -54,7 +54,7 @@ class Compiled:
         self.repeatable = repeatable
         if threads is None:
             threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
-        self._threads = max(1, min(threads, numba.config.NUMBA_NUM_THREADS))
+        self._threads = max(1, min(threads, numba.get_num_threads()))
         self._numba = numba
         compiled = function if hasattr(function, "py_func") else numba.njit(function)
         self._one = _loop(numba, compiled, parallel=False)

@@ -58,7 +58,7 @@ class Status(IntEnum):
 _LABELS = dict(
     zip(
         Status,
-        "ok, raised, NaN, infinite, None, wrong shape, out of time".split(", "),
+        ["ok", "raised", "NaN", "infinite", "None", "wrong shape", "out of time"],
         strict=True,
     )
 )

@@ -7,7 +7,6 @@ end together.
 """
 
 import json
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.comm.mailbox import Mailbox
+from paropt_hpc.comm.mailbox import Letter, Mailbox
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.metaheuristics.evaluation import (
     Objective,
@@ -179,7 +178,8 @@ class ManagerWorker:
                 first, rows = task
                 pending[first] = rows
                 queued[worker] += 1
-                self._mailbox.post(worker, _packed(first, *rows.shape, 0.0, rows))
+                message = _packed(first, len(rows), rows.shape[1], 0.0, rows)
+                self._mailbox.post(worker, message)
                 self.most_pending = max(self.most_pending, sum(map(len, pending.values())))
 
     def _size(self, feed: "_Feed", seconds: float) -> int:
@@ -200,19 +200,19 @@ class ManagerWorker:
         """Yield all answers that have come; wait for the first one if asked to."""
         letter = self._mailbox.wait("an evaluation") if wait else self._mailbox.take()
         while letter is not None:
-            yield self._answered(letter.source, letter.payload, queued, pending)
+            yield self._answered(letter, queued, pending)
             letter = self._mailbox.take()
 
     def _collect(self, queued: dict[int, int], pending: dict[int, Rows]) -> Finished:
         letter = self._mailbox.wait("an evaluation")
-        return self._answered(letter.source, letter.payload, queued, pending)
+        return self._answered(letter, queued, pending)
 
     def _answered(
-        self, worker: int, payload: NDArray[np.uint8], queued: dict[int, int], pending: dict[int, Rows]
+        self, letter: Letter, queued: dict[int, int], pending: dict[int, Rows]
     ) -> Finished:
-        first, m, stop, seconds, values, texts = _unpacked(payload)
+        first, m, stop, seconds, values, texts = _unpacked(letter.payload)
         rows = pending.pop(first)
-        queued[worker] -= 1
+        queued[letter.source] -= 1
         self._stop = self._stop or bool(stop)
         columns = values[m:].reshape(m, self._width)
         results = from_columns(columns, values[:m].astype(np.uint8), texts, seconds, self.objective)

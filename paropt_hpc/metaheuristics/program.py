@@ -134,7 +134,9 @@ class _Text:
 
     def __format__(self, spec: str) -> str:
         if isinstance(self._value, list | tuple | np.ndarray):
-            return " ".join(format(_Text(value), spec) for value in np.asarray(self._value).tolist())
+            return " ".join(
+                format(_Text(value), spec) for value in np.asarray(self._value).tolist()
+            )
         if spec:
             return format(self._value, spec)
         return repr(self._value) if isinstance(self._value, float) else str(self._value)
@@ -158,7 +160,9 @@ def _check_template(template: str) -> None:
     try:
         list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ConfigError(f"bad braces in {template!r}: {error}; double them to mean braces") from None
+        raise ConfigError(
+            f"bad braces in {template!r}: {error}; double them to mean braces"
+        ) from None
 
 
 def _filled(template: str, values: dict[str, Any]) -> str:

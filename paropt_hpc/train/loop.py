@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import DataError, DivergenceError, StoppedError, on_every_rank
+from paropt_hpc.runs import Checkpoint, Checkpoints, StopRequest, rank_part
+from paropt_hpc.runs.checkpoint import merge, only, without
 from paropt_hpc.train.asynchronous import Asynchronous
 from paropt_hpc.train.build import build_model, build_strategy, worker_count
-from paropt_hpc.train.checkpoint import Checkpoint, Checkpoints, merge, only, without
 from paropt_hpc.train.config import Config, check_identity, identity
 from paropt_hpc.train.data import load_dataset
 from paropt_hpc.train.meter import Meter, Observer
 from paropt_hpc.train.models import Batch
 from paropt_hpc.train.run_folder import RunFolder
 from paropt_hpc.train.samplers import Shard, ShardedSampler
-from paropt_hpc.train.signals import StopRequest
 from paropt_hpc.train.strategies import combine
 
 __all__ = ["Summary", "Trainer", "train"]
@@ -246,7 +246,7 @@ class Trainer:
             if self.comm.rank > 0:
                 state = without(state, self.strategy.shared)
             about = position._asdict() | {"meter": meter.state(), "config": identity(self.config)}
-            self.checkpoints.save(meter.steps, about, state)
+            self.checkpoints.save(meter.steps, about, {rank_part(self.comm.rank): state})
         if signal:
             place = "no checkpoint, for want of a run.dir"
             if self.checkpoints is not None:
@@ -267,7 +267,7 @@ class Trainer:
             self.params[:] = state["params"]
             self.model.load_state_dict(state.get("model", {}))
             self.strategy.load_state_dict(state["strategy"])
-            if found.ranks == self.comm.size:
+            if found.parts == self.comm.size:
                 self._check_probe(found, state["probe"])
             meter.load_state(found.position["meter"])
             if self.folder is not None:
@@ -276,11 +276,11 @@ class Trainer:
 
     def _saved_state(self, found: Checkpoint) -> dict[str, Any]:
         """Return this rank's state, from as many ranks as have saved."""
-        shared = found.state(0)
-        if found.ranks == self.comm.size:
-            own = shared if self.comm.rank == 0 else found.state(self.comm.rank)
+        shared = found.state(rank_part(0))
+        if found.parts == self.comm.size:
+            own = shared if self.comm.rank == 0 else found.state(rank_part(self.comm.rank))
             return merge(only(shared, self.strategy.shared), own)
-        states = [found.state(rank) for rank in range(found.ranks)]
+        states = [found.state(rank_part(rank)) for rank in range(found.parts)]
         models = [{"model": state.pop("model", {})} for state in states]
         state = self.strategy.reshard(states, self.comm.rank, self.comm.size)
         return merge(state, combine(models, lambda vectors: np.mean(vectors, axis=0)))

@@ -13,8 +13,8 @@ import numpy as np
 from paropt_hpc.comm import Communicator, sparse_allreduce
 from paropt_hpc.compress import TopK
 from paropt_hpc.errors import ConfigError, on_every_rank
+from paropt_hpc.runs.checkpoint import flatten, merge, only, unflatten
 from paropt_hpc.train.arrays import Array, namespace
-from paropt_hpc.train.checkpoint import flatten, merge, only, unflatten
 from paropt_hpc.train.optimizers import Optimizer
 
 __all__ = ["AllReduce", "Strategy"]
