@@ -7,6 +7,7 @@ from paropt_hpc.metaheuristics.algorithm import (
     make,
     register,
 )
+from paropt_hpc.metaheuristics.asynchronous import MigrationLog
 from paropt_hpc.metaheuristics.compiled import Compiled
 from paropt_hpc.metaheuristics.constraints import (
     AdaptivePenalty,
@@ -17,9 +18,13 @@ from paropt_hpc.metaheuristics.constraints import (
 from paropt_hpc.metaheuristics.differential_evolution import DifferentialEvolution
 from paropt_hpc.metaheuristics.evaluation import Objective, Results, Scalar, Status, Vectorised
 from paropt_hpc.metaheuristics.evaluators import Evaluator, RowSplit, Serial
+from paropt_hpc.metaheuristics.island import Budget
 from paropt_hpc.metaheuristics.isolated import Isolated
 from paropt_hpc.metaheuristics.manager import Finished, ManagerWorker
+from paropt_hpc.metaheuristics.migration import Migration, make_islands
 from paropt_hpc.metaheuristics.program import Program
+from paropt_hpc.metaheuristics.progress import Moment, Outcome
+from paropt_hpc.metaheuristics.search import Search
 from paropt_hpc.metaheuristics.space import (
     Binary,
     Categorical,
@@ -34,6 +39,7 @@ __all__ = [
     "AdaptivePenalty",
     "Algorithm",
     "Binary",
+    "Budget",
     "Categorical",
     "Compiled",
     "Constraints",
@@ -44,7 +50,11 @@ __all__ = [
     "Integer",
     "Isolated",
     "ManagerWorker",
+    "Migration",
+    "MigrationLog",
+    "Moment",
     "Objective",
+    "Outcome",
     "Permutation",
     "PopulationAlgorithm",
     "Program",
@@ -52,11 +62,13 @@ __all__ = [
     "Results",
     "RowSplit",
     "Scalar",
+    "Search",
     "Serial",
     "Space",
     "Status",
     "Vectorised",
     "make",
+    "make_islands",
     "register",
     "total_violation",
 ]

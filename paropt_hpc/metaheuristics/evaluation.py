@@ -12,7 +12,7 @@ a process of its own (:class:`paropt_hpc.metaheuristics.Isolated`).
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
@@ -394,10 +394,10 @@ class Tally:
         """How many have failed, by cause."""
         return {s.label: int(self.counts[s]) for s in Status if s and self.counts[s]}
 
-    def error(self, examples: dict[int, str]) -> EvaluationError:
+    def error(self, causes: Sequence[str]) -> EvaluationError:
         """Return the error that ends the run."""
         counted = ", ".join(f"{count} {label}" for label, count in self.failures.items())
-        cause = next(iter(examples.values()), "unknown")
+        cause = causes[0] if causes else "unknown"
         return EvaluationError(
             f"{self._worst} evaluations in a row have failed ({counted} of {self.evaluations}); "
             f"the first cause: {cause}; mend the objective or raise max_failures ({self.limit})"

@@ -161,7 +161,7 @@ def test_the_error_at_the_end_names_numbers_and_cause():
     tally = Tally(5)
     tally.add(Scalar(misbehave)(ROWS))
     assert tally.exhausted
-    error = tally.error(tally.examples)
+    error = tally.error([*tally.examples.values()])
     assert isinstance(error, EvaluationError)
     assert "5 evaluations in a row have failed" in str(error)
     assert "ValueError: out of luck" in str(error)
