@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.comm.mailbox import Letter, Mailbox
+from paropt_hpc.comm.letterbox import Letter, Letterbox
 from paropt_hpc.comm.topology import Topology
 from paropt_hpc.errors import DataError
 from paropt_hpc.kernels.rng import philox
@@ -109,7 +109,7 @@ class Wanderers:
         self.arrivals: list[Arrival] = []
         self.rounds: dict[int, int] = {}
         self.over = False
-        self._mailbox = Mailbox(comm)
+        self._letters = Letterbox(comm)
         self._posted = np.zeros(comm.size)
         self._taken = 0
         self._waiting: dict[int, list[tuple[int, int, Migrants]]] = defaultdict(list)
@@ -248,7 +248,7 @@ class Wanderers:
         if self.group.rank > 0 or len(leaving.x) == 0:
             return
         for target in self.topology.neighbors(number, round_ - 1).targets:
-            if self.replay is not None or self._mailbox.pending < _CROWDED:
+            if self.replay is not None or self._letters.unsent < _CROWDED:
                 self._post(self.owners[target], _packed(target, number, round_, leaving))
 
     def _stop_all(self) -> None:
@@ -259,18 +259,18 @@ class Wanderers:
 
     def _post(self, rank: int, numbers: Rows) -> None:
         self._posted[rank] += 1
-        self._mailbox.post(rank, numbers.view(np.uint8))
+        self._letters.post(rank, numbers.view(np.uint8))
 
     def _read(self) -> None:
         """Sort the letters that have come by the island they are for."""
-        while (letter := self._mailbox.take()) is not None:
+        while (letter := self._letters.take()) is not None:
             self._sort(letter)
         self.over = bool(self._agreed(float(self.over)))
 
     def _wait(self) -> None:
         """Wait for the next letter: an island of a repetition needs it."""
         if self.group.rank == 0:
-            self._sort(self._mailbox.wait("emigrants that the log names"))
+            self._sort(self._letters.wait("emigrants that the log names"))
 
     def _sort(self, letter: Letter) -> None:
         self._taken += 1
@@ -284,11 +284,11 @@ class Wanderers:
                 self._waiting[target].append((source, round_, guests))
 
     def finish(self) -> None:
-        """Take all letters that are still on their way, then give the mailbox back; collective."""
+        """Take all letters that are still on their way, so that none is lost; collective."""
         posted = self.comm.gather_vectors(self._posted.tolist())
         while self._taken < posted[:, self.comm.rank].sum():
-            self._sort(self._mailbox.wait("letters at the end of a search"))
-        self._mailbox.free()
+            self._sort(self._letters.wait("letters at the end of a search"))
+        self._letters.flush()
 
 
 def _packed(target: int, source: int, round_: int, guests: Migrants) -> Rows:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.comm.mailbox import Letter, Mailbox
+from paropt_hpc.comm.letterbox import Letter, Letterbox
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.metaheuristics.evaluation import (
     Objective,
@@ -85,7 +85,7 @@ class ManagerWorker:
         self._chunk_seconds = chunk_seconds
         self._ahead = ahead
         self._works = not dedicated or comm.size == 1
-        self._mailbox = Mailbox(comm)
+        self._letters = Letterbox(comm)
         self._mean = 0.0  # seconds of one evaluation
         self._stop = False  # whether some rank has asked for an end
         self.most_pending = 0  # rows handed out and not back, at the worst moment
@@ -139,11 +139,11 @@ class ManagerWorker:
             yield from self._manage(feed)
         finally:
             for worker in range(1, self.comm.size):
-                self._mailbox.post(worker, _packed(_END, 0, 0, 0.0, np.empty(0)))
+                self._letters.post(worker, _packed(_END, 0, 0, 0.0, np.empty(0)))
 
     def free(self) -> None:
-        """Give the messages' communicator back; collective."""
-        self._mailbox.free()
+        """Wait until all messages have been taken."""
+        self._letters.flush()
 
     def _manage(self, feed: "_Feed") -> Iterator[Finished]:
         queued = {worker: 0 for worker in range(1, self.comm.size)}
@@ -179,7 +179,7 @@ class ManagerWorker:
                 pending[first] = rows
                 queued[worker] += 1
                 message = _packed(first, len(rows), rows.shape[1], 0.0, rows)
-                self._mailbox.post(worker, message)
+                self._letters.post(worker, message)
                 self.most_pending = max(self.most_pending, sum(map(len, pending.values())))
 
     def _size(self, feed: "_Feed", seconds: float) -> int:
@@ -198,13 +198,13 @@ class ManagerWorker:
         self, queued: dict[int, int], pending: dict[int, Rows], wait: bool
     ) -> Iterator[Finished]:
         """Yield all answers that have come; wait for the first one if asked to."""
-        letter = self._mailbox.wait("an evaluation") if wait else self._mailbox.take()
+        letter = self._letters.wait("an evaluation") if wait else self._letters.take()
         while letter is not None:
             yield self._answered(letter, queued, pending)
-            letter = self._mailbox.take()
+            letter = self._letters.take()
 
     def _collect(self, queued: dict[int, int], pending: dict[int, Rows]) -> Finished:
-        letter = self._mailbox.wait("an evaluation")
+        letter = self._letters.wait("an evaluation")
         return self._answered(letter, queued, pending)
 
     def _answered(
@@ -226,7 +226,7 @@ class ManagerWorker:
 
     def _serve(self) -> None:
         while True:
-            letter = self._mailbox.wait("work from rank 0")
+            letter = self._letters.wait("work from rank 0")
             first, m, d, _, rows, _ = _unpacked(letter.payload)
             if first == _END:
                 return
@@ -234,7 +234,7 @@ class ManagerWorker:
             texts = dict(list(results.texts.items())[:_TEXTS])
             values = np.concatenate([results.status, results.columns().ravel()])
             answer = _packed(first, m, self._stop, results.seconds, values, texts)
-            self._mailbox.post(0, answer)
+            self._letters.post(0, answer)
 
 
 class _Feed:

@@ -59,13 +59,16 @@ class Clock:
 
     @property
     def seconds(self) -> float:
+        """Return the seconds since the start."""
         return time.perf_counter() - self._start
 
     @property
     def up(self) -> bool:
+        """Say whether the time is up."""
         return self.seconds > self._limit
 
     def tell(self, moment: Moment) -> None:
+        """Report, unless the last report is only just past."""
         if self._observer is not None and self.seconds - self._told > _PROGRESS:
             self._told = self.seconds
             self._observer(moment, self._told)
