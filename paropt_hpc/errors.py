@@ -6,6 +6,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DivergenceError",
+    "EvaluationError",
     "MPIMismatchError",
     "MPINotFoundError",
     "MessageError",
@@ -34,6 +35,10 @@ class MessageError(ParoptError, ValueError):
 
 class DivergenceError(ParoptError, ArithmeticError):
     """The loss is no longer finite."""
+
+
+class EvaluationError(ParoptError, RuntimeError):
+    """Too many evaluations of an objective in a row have failed."""
 
 
 class StoppedError(ParoptError, RuntimeError):

@@ -61,6 +61,11 @@ class Mailbox:
             self.wait([request for request, _ in self._sending], "what was sent was not received")
             self._sending.clear()
 
+    def unsent(self) -> int:
+        """Return how many messages are still on their way; the buffers of others are free."""
+        self._sending = [sent for sent in self._sending if not sent[0].Test()]
+        return len(self._sending)
+
     def expect(self, source: int, tag: int, out: NDArray[Any]) -> MPI.Request:
         """Begin to receive into a contiguous buffer; see `wait`."""
         return self._mpi.Irecv(as_bytes(out, "out"), source, tag)

@@ -4,10 +4,21 @@ from paropt_hpc.train.allreduce import AllReduce
 from paropt_hpc.train.config import Config, load_config
 from paropt_hpc.train.data import Dataset, load_dataset
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
+from paropt_hpc.train.layers import (
+    Conv2D,
+    Dense,
+    Embedding,
+    Flatten,
+    Image,
+    Layer,
+    MaxPool,
+    ReLU,
+)
 from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.loop import Summary, Trainer, train
 from paropt_hpc.train.loss_scale import LossScale
-from paropt_hpc.train.models import MLP, Batch, Softmax
+from paropt_hpc.train.models import CNN, MLP, Batch, EmbeddingBag, Model, Network, Softmax
+from paropt_hpc.train.normalisation import BatchNorm, VirtualBatchNorm
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.parameter_server import ParameterServer
 from paropt_hpc.train.replica import Replica
@@ -24,6 +35,7 @@ from paropt_hpc.train.schedules import (
 from paropt_hpc.train.strategies import Strategy
 
 __all__ = [
+    "CNN",
     "LAMB",
     "LARS",
     "MLP",
@@ -32,19 +44,31 @@ __all__ = [
     "AdamW",
     "AllReduce",
     "Batch",
+    "BatchNorm",
     "ChocoGossip",
     "Config",
+    "Conv2D",
     "Cosine",
     "Dataset",
+    "Dense",
+    "Embedding",
+    "EmbeddingBag",
     "Exponential",
+    "Flatten",
     "Gossip",
+    "Image",
+    "Layer",
     "LinearScaling",
     "LocalSGD",
     "LossScale",
+    "MaxPool",
+    "Model",
+    "Network",
     "Optimizer",
     "ParameterServer",
     "Polynomial",
     "PushSum",
+    "ReLU",
     "Replica",
     "Shard",
     "ShardedSampler",
@@ -53,6 +77,7 @@ __all__ = [
     "Strategy",
     "Summary",
     "Trainer",
+    "VirtualBatchNorm",
     "WarmRestarts",
     "load_config",
     "load_dataset",

@@ -9,8 +9,8 @@ import numpy as np
 from paropt_hpc.comm import Communicator
 from paropt_hpc.compress import Compressor, RandomK
 from paropt_hpc.errors import ConfigError, DivergenceError, on_every_rank
+from paropt_hpc.runs.checkpoint import merge, only
 from paropt_hpc.train.arrays import Array, Scratch, add_scaled, namespace
-from paropt_hpc.train.checkpoint import merge, only
 from paropt_hpc.train.loss_scale import LossScale
 from paropt_hpc.train.optimizers import Optimizer, Untouched
 from paropt_hpc.train.strategies import Strategy, combine

@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.topology import make as make_topology
 from paropt_hpc.compress import Compressor, Quantize, RandomK, Threshold, TopK
+from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.rng import philox
 from paropt_hpc.train.allreduce import AllReduce
-from paropt_hpc.train.config import Config, StrategyConfig, TrainConfig
+from paropt_hpc.train.config import Config, ModelConfig, StrategyConfig, TrainConfig
 from paropt_hpc.train.data import Dataset
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
 from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.loss_scale import LossScale
-from paropt_hpc.train.models import MLP, Softmax
+from paropt_hpc.train.models import CNN, MLP, Model, Norm, Softmax
+from paropt_hpc.train.normalisation import BatchNorm, VirtualBatchNorm
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.parameter_server import ParameterServer, count_workers, default_bound
 from paropt_hpc.train.schedules import (
@@ -36,11 +38,42 @@ def worker_count(config: Config, size: int) -> int:
     return size
 
 
-def build_model(config: Config, data: Dataset) -> MLP:
+def build_model(config: Config, data: Dataset) -> Model:
     """Return the model that a configuration names, for this data."""
-    if config.model.name == "softmax":
+    settings = config.model
+    if settings.name == "softmax":
         return Softmax(data.features, data.classes)
-    return MLP(data.features, config.model.hidden, data.classes)
+    norm = _norm(settings)
+    if settings.name == "cnn":
+        image = _image(settings, data.features)
+        return CNN(image, settings.channels, settings.hidden, data.classes, norm)
+    return MLP(data.features, settings.hidden, data.classes, norm)
+
+
+def _norm(settings: ModelConfig) -> Norm | None:
+    kinds: dict[str, Norm | None] = {
+        "none": None,
+        "batch": BatchNorm,
+        "virtual": lambda channels: VirtualBatchNorm(channels, settings.virtual_batch),
+    }
+    return kinds[settings.norm]
+
+
+def _image(settings: ModelConfig, features: int) -> tuple[int, int, int]:
+    """Return height, width and channels of samples of so many features."""
+    side = math.isqrt(features)
+    height, width, channels = settings.image or (side, side, 1)
+    if height * width * channels == features:
+        return height, width, channels
+    if settings.image is None:
+        raise ConfigError(
+            f"samples of {features} features are no square images; "
+            "set model.image = [height, width, channels]"
+        )
+    raise ConfigError(
+        f"model.image = {settings.image} has {height * width * channels} values, "
+        f"but a sample has {features} features"
+    )
 
 
 def build_strategy(

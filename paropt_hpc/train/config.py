@@ -20,6 +20,9 @@ Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+# Strategies whose ranks take every step together.
+IN_STEP = ("allreduce", "localsgd", "gossip", "push-sum", "choco")
+
 
 class Section(BaseModel):
     """A table of the file: no unknown keys, no conversions, no changes afterwards."""
@@ -62,9 +65,21 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The model and the type of its parameters."""
 
-    name: Literal["softmax", "mlp"] = "mlp"
-    hidden: list[Positive] = [128]  # widths of the hidden layers; mlp only
+    name: Literal["softmax", "mlp", "cnn"] = "mlp"
+    hidden: list[Positive] = [128]  # widths of the hidden layers; not softmax
+    channels: list[Positive] = [8, 16]  # cnn: filters of its convolutions
+    image: list[Positive] | None = None  # cnn: height, width, channels; by default square and grey
+    norm: Literal["none", "batch", "virtual"] = "none"  # batch: over all ranks, as on one
+    virtual_batch: Annotated[int, Field(ge=2)] = 16  # virtual: samples that are normalised together
     dtype: Literal["float32", "float64"] = "float32"
+
+    @model_validator(mode="after")
+    def _settings_fit_the_model(self) -> "ModelConfig":
+        if self.norm != "none" and self.name == "softmax":
+            raise ValueError("model.norm needs hidden layers, got model.name 'softmax'; use 'mlp'")
+        if self.image is not None and len(self.image) != 3:
+            raise ValueError(f"model.image is [height, width, channels], got {self.image}")
+        return self
 
 
 class TrainConfig(Section):
@@ -187,6 +202,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Config":
         name, compressed = self.strategy.name, self.compress.method != "none"
+        if self.model.norm == "batch" and name not in IN_STEP:
+            raise ValueError(
+                f"model.norm = 'batch' communicates in every step, which strategy.name {name!r} "
+                "does not keep; set model.norm = 'virtual'"
+            )
         if name == "choco" and not compressed:
             raise ValueError("strategy.name = 'choco' needs a compress.method, such as 'topk'")
         if self.compress.values != "full" and self.model.dtype != "float32":

@@ -13,18 +13,21 @@ from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import DataError, DivergenceError, StoppedError, on_every_rank
+from paropt_hpc.runs import Checkpoint, Checkpoints, StopRequest, rank_part
+from paropt_hpc.runs.checkpoint import merge, only, without
 from paropt_hpc.train.asynchronous import Asynchronous
 from paropt_hpc.train.build import build_model, build_strategy, worker_count
-from paropt_hpc.train.checkpoint import Checkpoint, Checkpoints, merge, only, without
 from paropt_hpc.train.config import Config, check_identity, identity
 from paropt_hpc.train.data import load_dataset
 from paropt_hpc.train.meter import Meter, Observer
 from paropt_hpc.train.models import Batch
 from paropt_hpc.train.run_folder import RunFolder
 from paropt_hpc.train.samplers import Shard, ShardedSampler
-from paropt_hpc.train.signals import StopRequest
+from paropt_hpc.train.strategies import combine
 
 __all__ = ["Summary", "Trainer", "train"]
+
+ROWS = 256  # that are evaluated at once
 
 
 class Position(NamedTuple):
@@ -98,6 +101,7 @@ class Trainer:
         )
         self.model = build_model(config, self.data)
         self._tells_progress = "ready" in signature(self.model.loss_and_grad).parameters
+        self.model.connect(lambda sums: comm.allreduce(sums, "sum"))
         self.params = self.model.init(config.run.seed, config.model.dtype)
         self.gradient = np.empty(0)  # until `run`
         self.strategy = build_strategy(
@@ -150,6 +154,7 @@ class Trainer:
                 self._save(Position(epoch, batch), meter, signal)
                 meter.start()
         self.strategy.end_epoch(self.params)
+        self.model.end_epoch()
         meter.stop()
         self._record(epoch, meter)
         meter.losses.clear()
@@ -184,6 +189,7 @@ class Trainer:
             due = meter.steps % every == 0 and self.config.checkpoint.every_steps is not None
             if first < steps and (due or done.signal):
                 self._save(Position(epoch, first), meter, done.signal)
+        self.model.end_epoch()
         self._record(epoch, meter)
         meter.losses.clear()
         every_epochs = self.config.checkpoint.every_epochs
@@ -230,8 +236,8 @@ class Trainer:
         params = self.strategy.consensus(self.params)
         part = np.array_split(np.arange(len(data.y)), self.comm.size)[self.comm.rank]
         total = np.zeros(2)
-        for first in range(0, part.size, 1024):  # bounded memory for any size
-            rows = slice(part[first], part[min(first + 1024, part.size) - 1] + 1)
+        for first in range(0, part.size, ROWS):  # bounded memory for any size
+            rows = slice(part[first], part[min(first + ROWS, part.size) - 1] + 1)
             total += self.model.evaluate(params, Batch(data.x[rows], data.y[rows]))
         losses, correct = self.comm.gather_vectors(total.tolist()).T
         _check_finite(losses, "in the evaluation after an epoch")
@@ -243,13 +249,14 @@ class Trainer:
         if self.checkpoints is not None:
             state = {
                 "params": self.params,
+                "model": self.model.state_dict(),
                 "strategy": self.strategy.state_dict(),
                 "probe": self._probe(),
             }
             if self.comm.rank > 0:
                 state = without(state, self.strategy.shared)
             about = position._asdict() | {"meter": meter.state(), "config": identity(self.config)}
-            self.checkpoints.save(meter.steps, about, state)
+            self.checkpoints.save(meter.steps, about, {rank_part(self.comm.rank): state})
         if signal:
             place = "no checkpoint, for want of a run.dir"
             if self.checkpoints is not None:
@@ -268,8 +275,9 @@ class Trainer:
             check_identity(found.position["config"], self.config)
             state = self._saved_state(found)
             self.params[:] = state["params"]
+            self.model.load_state_dict(state.get("model", {}))
             self.strategy.load_state_dict(state["strategy"])
-            if found.ranks == self.comm.size:
+            if found.parts == self.comm.size:
                 self._check_probe(found, state["probe"])
             meter.load_state(found.position["meter"])
             if self.folder is not None:
@@ -278,12 +286,14 @@ class Trainer:
 
     def _saved_state(self, found: Checkpoint) -> dict[str, Any]:
         """Return this rank's state, from as many ranks as have saved."""
-        shared = found.state(0)
-        if found.ranks == self.comm.size:
-            own = shared if self.comm.rank == 0 else found.state(self.comm.rank)
+        shared = found.state(rank_part(0))
+        if found.parts == self.comm.size:
+            own = shared if self.comm.rank == 0 else found.state(rank_part(self.comm.rank))
             return merge(only(shared, self.strategy.shared), own)
-        states = [found.state(rank) for rank in range(found.ranks)]
-        return self.strategy.reshard(states, self.comm.rank, self.comm.size)
+        states = [found.state(rank_part(rank)) for rank in range(found.parts)]
+        models = [{"model": state.pop("model", {})} for state in states]
+        state = self.strategy.reshard(states, self.comm.rank, self.comm.size)
+        return merge(state, combine(models, lambda vectors: np.mean(vectors, axis=0)))
 
     def _probe(self) -> float:
         """Return the loss on a few samples: what a restored model must give again."""

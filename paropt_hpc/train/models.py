@@ -2,10 +2,13 @@
 
 A model keeps no parameters. It reads one contiguous vector and writes the gradient
 into another of the same layout, the gradient buffer, which the strategies then move
-between ranks as it is. Only operations that NumPy and CuPy share are used.
+between ranks as it is. `Network` is a stack of layers (`paropt_hpc.train.layers`); the models
+here are stacks with a name.
 """
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +16,24 @@ from numpy.typing import NDArray
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import rng
-from paropt_hpc.train.arrays import Array, blocks, namespace
+from paropt_hpc.train.arrays import Array, namespace
+from paropt_hpc.train.layers import (
+    Conv2D,
+    Dense,
+    Embedding,
+    Flatten,
+    Image,
+    Layer,
+    MaxPool,
+    Reduce,
+    ReLU,
+)
+from paropt_hpc.train.normalisation import BatchNorm
 
-__all__ = ["MLP", "Batch", "Softmax"]
+__all__ = ["CNN", "MLP", "Batch", "EmbeddingBag", "Model", "Network", "Norm", "Softmax"]
+
+#: makes the normalisation of so many channels
+Norm = Callable[[int], BatchNorm]
 
 
 class Batch(NamedTuple):
@@ -25,49 +43,29 @@ class Batch(NamedTuple):
     y: Array  # shape (batch,), integers in [0, classes)
 
 
-class MLP:
-    """Multi-layer perceptron: ReLU between the layers, softmax cross-entropy at the end.
+class Model(ABC):
+    """What the training loop asks of a model; derive your own from it.
 
-    Parameters
-    ----------
-    features, classes : int
-        Width of the input and number of labels.
-    hidden : sequence of int
-        Widths of the hidden layers; none makes it softmax regression.
+    The name of a configuration's ``model.name`` may be ``module:callable``: a callable that takes
+    ``features`` and ``classes``, and ``model.options`` as further keywords, and returns one.
 
     Attributes
     ----------
     size : int
-        Number of parameters: all weights and biases, layer by layer.
-    layers : list of slice
-        Where each layer's weights, and each layer's biases, lie in the vector.
+        Number of parameters.
+    layers : sequence of slice
+        Where each weight matrix and each bias lies in the vector of parameters, in the order of
+        the forward pass: LARS and LAMB give each a rate of its own.
     """
 
-    def __init__(self, features: int, hidden: Sequence[int], classes: int) -> None:
-        self.widths = (features, *hidden, classes)
-        if min(self.widths) < 1:
-            raise ConfigError(f"every layer must have at least 1 unit, got widths {self.widths}")
-        self._shapes = list(zip(self.widths, self.widths[1:], strict=False))
-        counts = [count for rows, columns in self._shapes for count in (rows * columns, columns)]
-        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-        self.layers = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
-        self.size = ends[-1]
+    size: int
+    layers: Sequence[slice]
 
-    def init(self, seed: int, dtype: np.dtype[Any] | str = "float32") -> NDArray[Any]:
-        """Draw initial parameters, shape (size,): He-normal weights, zero biases.
+    @abstractmethod
+    def init(self, seed: int, dtype: np.dtype[Any] | str) -> NDArray[Any]:
+        """Draw initial parameters, shape (size,), of this dtype; the same for the same seed."""
 
-        The variance 2 / inputs keeps the scale of activations through ReLU layers
-        (K. He et al., "Delving deep into rectifiers", ICCV 2015, eq. 10).
-        """
-        params = np.zeros(self.size, dtype)
-        generator = rng.philox(seed, "init")
-        for weights, _ in self._layers(params):
-            scale = np.sqrt(2.0 / weights.shape[0])
-            flat = weights.reshape(-1)
-            for part in blocks(flat):  # drawn in float64: a whole layer would be twice the model
-                flat[part] = generator.standard_normal(flat[part].size) * scale
-        return params
-
+    @abstractmethod
     def loss_and_grad(
         self,
         params: Array,
@@ -92,72 +90,179 @@ class MLP:
         Returns
         -------
         loss : float
-            Mean cross-entropy in nats.
+            Mean over the samples, in nats.
         gradient : ndarray, shape (size,)
             `out`, or the new array.
+        """
+
+    @abstractmethod
+    def evaluate(self, params: Array, batch: Batch) -> tuple[float, int]:
+        """Return the summed loss and the number of correctly labelled samples; local."""
+
+    def connect(self, reduce: Reduce) -> None:  # noqa: B027
+        """Take what adds up a float64 vector over the ranks, in place; called once."""
+
+    def end_epoch(self) -> None:  # noqa: B027
+        """Make what is neither parameter nor gradient equal on all ranks; collective."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is neither parameter nor gradient (a copy), for a checkpoint; local."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Take over a saved state; local."""
+
+
+class Network(Model):
+    """Layers one after the other, softmax cross-entropy at the end.
+
+    Parameters
+    ----------
+    stack : sequence of Layer
+        The last one puts out one logit per class.
+
+    Attributes
+    ----------
+    size : int
+        Number of parameters: those of all layers, in order.
+    layers : list of slice
+        Where each parameter array lies in the vector.
+    """
+
+    def __init__(self, stack: Sequence[Layer]) -> None:
+        self.stack = list(stack)
+        self.layers: list[slice] = []
+        self._places: list[list[tuple[slice, tuple[int, ...]]]] = []
+        end = 0
+        for layer in self.stack:
+            places = []
+            for shape in layer.shapes:
+                if min(shape) < 1:
+                    raise ConfigError(f"every layer must have at least 1 unit, got shape {shape}")
+                begin, end = end, end + int(np.prod(shape))
+                places.append((slice(begin, end), tuple(shape)))
+            self._places.append(places)
+            self.layers += [place for place, _ in places]
+        if not self.layers:
+            raise ConfigError("a network needs a layer with parameters, got none")
+        self.size = end
+        self._first = next(i for i, places in enumerate(self._places) if places)
+
+    def init(self, seed: int, dtype: np.dtype[Any] | str = "float32") -> NDArray[Any]:
+        """Draw initial parameters, shape (size,), as each layer wants them."""
+        params = np.zeros(self.size, dtype)
+        generator = rng.philox(seed, "init")
+        for layer, views in zip(self.stack, self._views(params), strict=True):
+            layer.init(views, generator)
+        return params
+
+    def loss_and_grad(
+        self,
+        params: Array,
+        batch: Batch,
+        out: Array | None = None,
+        ready: Callable[[int], None] | None = None,
+    ) -> tuple[float, Array]:
+        """Return mean loss and gradient; see `Model`.
+
+        Collective when a layer is: a `BatchNorm` that is connected to other ranks.
         """
         xp = namespace(params)
         gradient = xp.empty_like(params) if out is None else out
         n = batch.x.shape[0]
-        if n == 0:
+        if n == 0 and not any(layer.collective for layer in self.stack):
             gradient[:] = 0
             return 0.0, gradient
-        activations, logits = self._forward(xp, params, batch.x)
+        views = list(self._views(params))
+        logits, saved = self._forward(views, batch.x, training=True)
         losses, delta = _cross_entropy(xp, logits, batch.y)
         delta[xp.arange(n), batch.y] -= 1
-        delta /= n
-        self._backward(xp, params, activations, delta, gradient, ready)
-        return float(losses.mean()), gradient
+        delta /= max(1, n)
+        self._backward(views, saved, delta, gradient, ready)
+        return float(losses.mean()) if n else 0.0, gradient
 
     def evaluate(self, params: Array, batch: Batch) -> tuple[float, int]:
-        """Return the summed loss and the number of correctly labelled samples of a batch."""
+        """Return the summed loss and the number of correctly labelled samples; local."""
         xp = namespace(params)
         if batch.x.shape[0] == 0:
             return 0.0, 0
-        _, logits = self._forward(xp, params, batch.x)
+        logits, _ = self._forward(list(self._views(params)), batch.x, training=False)
         correct = int((logits.argmax(axis=1) == batch.y).sum())
         losses, _ = _cross_entropy(xp, logits, batch.y)
         return float(losses.sum(dtype="float64")), correct
 
-    def _layers(self, vector: Array) -> list[tuple[Array, Array]]:
-        """Return (weights, bias) views of a parameter or gradient vector, layer by layer."""
-        weights, biases = self.layers[::2], self.layers[1::2]
-        return [
-            (vector[w].reshape(shape), vector[b])
-            for w, b, shape in zip(weights, biases, self._shapes, strict=True)
-        ]
+    def connect(self, reduce: Reduce) -> None:
+        """Give the layers what adds up a float64 vector over the ranks, in place."""
+        for layer in self.stack:
+            layer.connect(reduce)
 
-    def _forward(self, xp: Any, params: Array, x: Array) -> tuple[list[Array], Array]:
-        activations = [x]
-        layers = self._layers(params)
-        for weights, bias in layers[:-1]:
-            hidden = activations[-1] @ weights
-            hidden += bias
-            activations.append(xp.maximum(hidden, 0, out=hidden))
-        weights, bias = layers[-1]
-        return activations, activations[-1] @ weights + bias
+    def end_epoch(self) -> None:
+        """Make what is neither parameter nor gradient equal on all ranks; collective."""
+        for layer in self.stack:
+            layer.end_epoch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is neither parameter nor gradient (a copy): running statistics; local."""
+        states = {str(i): layer.state_dict() for i, layer in enumerate(self.stack)}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state; local."""
+        for name, values in state.items():
+            self.stack[int(name)].load_state_dict(values)
+
+    def _views(self, vector: Array) -> Iterator[list[Array]]:
+        """Yield each layer's parameter arrays in a vector of parameters or gradients."""
+        for places in self._places:
+            yield [vector[place].reshape(shape) for place, shape in places]
+
+    def _forward(
+        self, views: list[list[Array]], x: Array, training: bool
+    ) -> tuple[Array, list[Any]]:
+        """Return the logits and, while training, what every layer has remembered."""
+        saved = []
+        for layer, params in zip(self.stack, views, strict=True):
+            x, remembered = layer.forward(params, x, training)
+            saved.append(remembered if training else None)
+        return x, saved
 
     def _backward(
         self,
-        xp: Any,
-        params: Array,
-        activations: list[Array],
+        views: list[list[Array]],
+        saved: list[Any],
         delta: Array,
         gradient: Array,
         ready: Callable[[int], None] | None,
     ) -> None:
         """Push `delta`, the derivative by the logits, back through the layers."""
-        layers = list(zip(self._layers(params), self._layers(gradient), activations, strict=True))
-        for depth, ((weights, _), (weights_grad, bias_grad), inputs) in reversed(
-            list(enumerate(layers))
-        ):
-            xp.matmul(inputs.T, delta, out=weights_grad)
-            xp.sum(delta, axis=0, out=bias_grad)
-            if ready is not None:
-                ready(self.layers[2 * depth].start)
-            if depth:
-                delta = delta @ weights.T
-                delta *= inputs > 0
+        gradients = list(self._views(gradient))
+        for i in range(len(self.stack) - 1, self._first - 1, -1):
+            wanted = i > self._first
+            delta = self.stack[i].backward(views[i], saved.pop(), delta, gradients[i], wanted)
+            if ready is not None and self._places[i]:
+                ready(self._places[i][0][0].start)
+
+
+class MLP(Network):
+    """Multi-layer perceptron: ReLU between the layers, softmax cross-entropy at the end.
+
+    Parameters
+    ----------
+    features, classes : int
+        Width of the input and number of labels.
+    hidden : sequence of int
+        Widths of the hidden layers; none makes it softmax regression.
+    norm : callable, optional
+        ``channels -> BatchNorm``, before every ReLU.
+    """
+
+    def __init__(
+        self, features: int, hidden: Sequence[int], classes: int, norm: Norm | None = None
+    ) -> None:
+        self.widths = (features, *hidden, classes)
+        if min(self.widths) < 1:
+            raise ConfigError(f"every layer must have at least 1 unit, got widths {self.widths}")
+        super().__init__(_dense_layers(self.widths, norm))
 
 
 class Softmax(MLP):
@@ -170,6 +275,91 @@ class Softmax(MLP):
         """Return zeros, shape (size,): the loss is convex, there is no symmetry to break."""
         del seed
         return np.zeros(self.size, dtype)
+
+
+class CNN(Network):
+    """Convolutions of 3 x 3, each halved by its maxima, then a perceptron.
+
+    Parameters
+    ----------
+    image : (int, int, int)
+        Height, width and channels of a sample, which is flat in the batch.
+    channels : sequence of int
+        Filters of the convolutions.
+    hidden : sequence of int
+        Widths of the hidden layers of the perceptron.
+    classes : int
+        Number of labels.
+    norm : callable, optional
+        ``channels -> BatchNorm``, before every ReLU.
+    """
+
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        channels: Sequence[int],
+        hidden: Sequence[int],
+        classes: int,
+        norm: Norm | None = None,
+    ) -> None:
+        height, width, before = image
+        halvings = 2 ** len(channels)
+        if min(height, width) < halvings:
+            raise ConfigError(
+                f"an image of {height} x {width} cannot be halved {len(channels)} times; "
+                "name fewer model.channels"
+            )
+        stack: list[Layer] = [Image(*image)]
+        for after in channels:
+            stack.append(Conv2D(before, after, bias=norm is None))
+            if norm is not None:
+                stack.append(norm(after))
+            stack += [MaxPool(), ReLU()]  # the other order gives the same, four times as slow
+            before = after
+        inputs = (height // halvings) * (width // halvings) * before
+        super().__init__(
+            [*stack, Flatten(), *_dense_layers((inputs, *hidden, classes), norm)],
+        )
+
+
+class EmbeddingBag(Network):
+    """The mean of a sample's token vectors, then a perceptron: for samples of varying length.
+
+    Parameters
+    ----------
+    tokens : int
+        The largest token; tokens count from 1, and 0 is padding.
+    width : int
+        Of the token vectors.
+    hidden : sequence of int
+        Widths of the hidden layers.
+    classes : int
+        Number of labels.
+    norm : callable, optional
+        ``channels -> BatchNorm``, before every ReLU.
+    """
+
+    def __init__(
+        self,
+        tokens: int,
+        width: int,
+        hidden: Sequence[int],
+        classes: int,
+        norm: Norm | None = None,
+    ) -> None:
+        stack = [Embedding(tokens, width), *_dense_layers((width, *hidden, classes), norm)]
+        super().__init__(stack)
+
+
+def _dense_layers(widths: Sequence[int], norm: Norm | None) -> list[Layer]:
+    """Return a perceptron's layers: no ReLU after the last."""
+    stack: list[Layer] = []
+    for inputs, outputs in pairwise(widths[:-1]):
+        stack.append(Dense(inputs, outputs, bias=norm is None))
+        if norm is not None:
+            stack.append(norm(outputs))
+        stack.append(ReLU())
+    return [*stack, Dense(widths[-2], widths[-1])]
 
 
 def _cross_entropy(xp: Any, logits: Array, y: Array) -> tuple[Array, Array]:

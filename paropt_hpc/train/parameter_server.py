@@ -20,9 +20,9 @@ from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.mailbox import Mailbox, wait_until
 from paropt_hpc.compress import Compressor
 from paropt_hpc.errors import CollectiveTimeout, ConfigError
+from paropt_hpc.runs.checkpoint import flatten, unflatten
 from paropt_hpc.train.arrays import Array
 from paropt_hpc.train.asynchronous import Asynchronous, Outcome
-from paropt_hpc.train.checkpoint import flatten, unflatten
 from paropt_hpc.train.optimizers import Optimizer
 from paropt_hpc.train.sequencer import Action, Kind, Sequencer
 from paropt_hpc.train.strategies import combine

@@ -8,8 +8,8 @@ import numpy as np
 
 from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import ConfigError, on_every_rank
+from paropt_hpc.runs.checkpoint import flatten, unflatten
 from paropt_hpc.train.arrays import Array
-from paropt_hpc.train.checkpoint import flatten, unflatten
 from paropt_hpc.train.optimizers import Optimizer
 
 __all__ = ["Strategy", "combine"]

@@ -34,6 +34,8 @@ WAYS = {
     "gossip": {"strategy": {"name": "gossip", "topology": "one-peer-exponential"}},
     "tracking": {"strategy": {"name": "gossip", "tracking": True}},
     "push-sum": {"strategy": {"name": "push-sum"}},
+    "batch norm": {"model": {"hidden": [8], "norm": "batch"}},
+    "virtual batches": {"model": {"hidden": [8], "norm": "virtual"}},
     "choco": {"strategy": {"name": "choco"}, "compress": {"method": "topk", "density": 0.1}},
     "choco random": {
         "strategy": {"name": "choco", "gamma": 0.2},
@@ -79,7 +81,7 @@ def folder():
 def config_of(way, **run):
     sections = {name: dict(values) for name, values in (WAYS | LOOSE)[way].items()}
     sections["train"] = {"epochs": 3, "batch": 120, "lr": 0.05} | sections.get("train", {})
-    sections["model"] = {"hidden": [8]}
+    sections.setdefault("model", {"hidden": [8]})
     sections["run"] = {name: str(v) if name == "dir" else v for name, v in run.items()}
     sections["checkpoint"] = {"every_steps": 5}
     return Config.model_validate(sections)
@@ -140,7 +142,7 @@ def test_resume_from_an_older_checkpoint_when_the_newest_is_damaged(comm, folder
     assert np.array_equal(resumed.params, whole.params)
 
 
-@pytest.mark.parametrize("way", ["dense", "accumulated", "adamw", "buckets"])
+@pytest.mark.parametrize("way", ["dense", "accumulated", "adamw", "buckets", "batch norm"])
 def test_resume_on_one_rank(comm, folder, way):
     """What the batches hold does not depend on the ranks, so that the end is the same."""
     whole = Trainer(config_of(way), comm)
@@ -157,7 +159,11 @@ def test_resume_on_one_rank(comm, folder, way):
 
 @pytest.mark.parametrize(
     "way",
-    ["topk", "randomk", "qsgd", "localsgd", "gossip", "tracking", "push-sum", "choco", *LOOSE],
+    [
+        *("topk", "randomk", "qsgd", "localsgd", "gossip", "tracking", "push-sum", "choco"),
+        "virtual batches",
+        *LOOSE,
+    ],
 )
 def test_resume_on_one_rank_still_learns(comm, folder, way):
     config = config_of(way, dir=folder / "run", resume=True)

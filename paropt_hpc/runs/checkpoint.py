@@ -1,9 +1,10 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped.
 
-A checkpoint is a folder ``step-00000120`` with one file of arrays per rank and a manifest. It
-is made under a temporary name; the manifest, with size and checksum of every file, is written
-last, and then the folder gets its name. So a folder with that name is whole, unless the disk
-has damaged it later, which the checksums tell.
+A checkpoint is a folder ``step-00000120`` with files of arrays and a manifest. Each file is a
+*part*: what one rank of a training holds, or one island of a search, which is free to move to
+another rank. The folder is made under a temporary name; the manifest, with size and checksum of
+every file, is written last, and then the folder gets its name. So a folder with that name is whole,
+unless the disk has damaged it later, which the checksums tell.
 """
 
 import json
@@ -11,7 +12,7 @@ import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +21,11 @@ import numpy as np
 from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import DataError
 
-__all__ = ["Checkpoint", "Checkpoints"]
+__all__ = ["Checkpoint", "Checkpoints", "rank_part"]
 
 VERSION = 1
-State = dict[str, Any]  # nested; the leaves are arrays and numbers
+State = dict[str, Any]  # nested; the leaves are arrays, numbers, and what JSON can hold
+_JSON = ".json"  # ends the names of leaves that are stored as text
 
 
 class Checkpoint(NamedTuple):
@@ -32,12 +34,12 @@ class Checkpoint(NamedTuple):
     folder: Path
     step: int  # steps done
     position: dict[str, Any]  # where the run stood, as it was saved
-    ranks: int  # how many have saved
+    parts: int  # how many there are
 
-    def state(self, rank: int) -> State:
-        """Read what a rank has saved; local."""
-        with np.load(self.folder / _file_name(rank), allow_pickle=False) as file:
-            return unflatten(file.items())
+    def state(self, part: str) -> State:
+        """Read a part; local."""
+        with np.load(self.folder / f"{part}.npz", allow_pickle=False) as file:
+            return unflatten(_restored(name, value) for name, value in file.items())
 
 
 class Checkpoints:
@@ -58,8 +60,8 @@ class Checkpoints:
         self.comm = comm
         self.keep = keep
 
-    def save(self, step: int, position: dict[str, Any], state: State) -> None:
-        """Write a checkpoint: `position` once, from rank 0, and every rank's `state`.
+    def save(self, step: int, position: dict[str, Any], parts: Mapping[str, State]) -> None:
+        """Write a checkpoint: `position` once, from rank 0, and the parts that each rank has.
 
         Raises
         ------
@@ -72,13 +74,14 @@ class Checkpoints:
             if self.comm.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
                 _make_folder(temporary)
-        checksum = 0
+        checksums = {}
         with self.comm.together():
-            checksum = _write_arrays(temporary / _file_name(self.comm.rank), state)
-        checksums = self.comm.gather_scalars(checksum)
+            for part, state in parts.items():
+                checksums[part] = _write_arrays(temporary / f"{part}.npz", state)
+        gathered = self.comm.gather_texts(json.dumps(checksums))
         with self.comm.together():
             if self.comm.rank == 0:
-                _write_manifest(temporary, step, position, checksums.astype(int).tolist())
+                _write_manifest(temporary, step, position, gathered)
                 shutil.rmtree(final, ignore_errors=True)
                 temporary.replace(final)
                 self._remove_old(final)
@@ -108,12 +111,15 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def flatten(state: State, prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of a nested state under names like ``optimizer/velocity``."""
+def flatten(state: State, prefix: str = "", *, empty: bool = False) -> dict[str, Any]:
+    """Return the leaves of a nested state under names like ``optimizer/velocity``.
+
+    States without leaves are left out, or are leaves themselves if `empty`.
+    """
     leaves: dict[str, Any] = {}
     for key, value in state.items():
-        if isinstance(value, dict):
-            leaves |= flatten(value, f"{prefix}{key}/")
+        if isinstance(value, dict) and (value or not empty):
+            leaves |= flatten(value, f"{prefix}{key}/", empty=empty)
         else:
             leaves[f"{prefix}{key}"] = value
     return leaves
@@ -155,8 +161,26 @@ def _is_within(leaf: str, names: tuple[str, ...]) -> bool:
     return any(leaf == name or leaf.startswith(f"{name}/") for name in names)
 
 
-def _file_name(rank: int) -> str:
-    return f"rank-{rank:05d}.npz"
+def rank_part(rank: int) -> str:
+    """Return the name of the part that a rank has saved."""
+    return f"rank-{rank:05d}"
+
+
+def _stored(name: str, value: Any) -> tuple[str, Any]:
+    """Return a leaf as an array, under a name that says how to read it."""
+    if isinstance(value, np.ndarray | np.generic | bool | float):
+        return name, value
+    if isinstance(value, int) and abs(value) < 1 << 63:
+        return name, value
+    return name + _JSON, np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def _restored(name: str, value: Any) -> tuple[str, Any]:
+    if not name.endswith(_JSON):
+        return name, value
+    leaf = np.empty((), object)
+    leaf[()] = json.loads(value.tobytes())
+    return name.removesuffix(_JSON), leaf
 
 
 def _make_folder(folder: Path) -> None:
@@ -170,7 +194,7 @@ def _write_arrays(path: Path, state: State) -> int:
     """Write a state and return the checksum of the file."""
     try:
         with path.open("wb") as file:
-            np.savez(file, **flatten(state))
+            np.savez(file, **dict(_stored(*leaf) for leaf in flatten(state, empty=True).items()))
             file.flush()
             os.fsync(file.fileno())
         return zlib.crc32(path.read_bytes())
@@ -180,12 +204,11 @@ def _write_arrays(path: Path, state: State) -> int:
         ) from None
 
 
-def _write_manifest(
-    folder: Path, step: int, position: dict[str, Any], checksums: list[int]
-) -> None:
+def _write_manifest(folder: Path, step: int, position: dict[str, Any], gathered: list[str]) -> None:
+    checksums = {part: crc for text in gathered for part, crc in json.loads(text).items()}
     files = {
-        _file_name(rank): {"bytes": (folder / _file_name(rank)).stat().st_size, "crc32": checksum}
-        for rank, checksum in enumerate(checksums)
+        f"{part}.npz": {"bytes": (folder / f"{part}.npz").stat().st_size, "crc32": checksum}
+        for part, checksum in sorted(checksums.items())
     }
     manifest = {"version": VERSION, "step": step, "position": position, "files": files}
     with (folder / "manifest.json").open("w", encoding="utf-8") as file:
@@ -200,8 +223,7 @@ def _checked(folder: Path, rank: int, size: int) -> Checkpoint:
     if manifest["version"] != VERSION:
         raise ValueError(f"version {manifest['version']}, this program reads {VERSION}")
     files = manifest["files"]
-    for number in range(rank, len(files), size):
-        name = _file_name(number)
+    for name in sorted(files)[rank::size]:
         content = (folder / name).read_bytes()
         expected = files[name]
         if len(content) != expected["bytes"] or zlib.crc32(content) != expected["crc32"]:

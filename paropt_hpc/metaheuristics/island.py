@@ -1,0 +1,193 @@
+"""An island: an algorithm with its counters, and what it says of itself."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paropt_hpc.comm import Communicator
+from paropt_hpc.errors import ConfigError, on_every_rank
+from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows
+from paropt_hpc.metaheuristics.evaluation import Tally
+from paropt_hpc.metaheuristics.evaluators import Evaluator
+from paropt_hpc.metaheuristics.migration import Migrants
+
+__all__ = ["Budget", "Island", "Report"]
+
+_SAMPLE = 512  # rows from which diversity is judged
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to end; the first that is reached. At least one must be given.
+
+    Parameters
+    ----------
+    evaluations : int, optional
+        Over all islands, each of which has an equal share and finishes the generation it is in.
+    generations : int, optional
+        Of each island.
+    target : float, optional
+        End when a feasible point has this value or a smaller one.
+    seconds : float, optional
+        Of this run, by the clock: the one limit that makes results differ from run to run.
+    """
+
+    evaluations: int | None = None
+    generations: int | None = None
+    target: float | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if not given:
+            raise ConfigError(f"a budget needs one of {', '.join(asdict(self))}")
+        for name, value in given.items():
+            if name != "target" and not value > 0:
+                raise ConfigError(f"{name} of a budget must be above 0, got {value}")
+
+
+class Report(NamedTuple):
+    """What an island says of itself at a meeting."""
+
+    island: int
+    generation: int
+    evaluations: int
+    finished: bool
+    stopped: bool
+    best_f: float
+    best_violation: float
+    median_f: float
+    diversity: float
+    counts: Rows
+    best_x: Rows
+    migrants: Migrants
+
+
+class Island:
+    """An algorithm with its counters."""
+
+    def __init__(self, number: int, algorithm: Algorithm, share: int | None, tally: Tally) -> None:
+        self.number = number
+        self.algorithm = algorithm
+        self.share = share  # of the evaluations
+        self.tally = tally
+        self.stopped = False
+        self.median_f = np.nan
+        self.diversity = 1.0
+        columns = algorithm.space.upper - algorithm.space.lower
+        self._uniform = columns / np.sqrt(12)
+
+    def finished(self, budget: Budget) -> bool:
+        """Say whether there is nothing left to do for this island."""
+        algorithm = self.algorithm
+        return (
+            algorithm.done
+            or (self.share is not None and algorithm.evaluations >= self.share)
+            or (budget.generations is not None and algorithm.generation >= budget.generations)
+            or (
+                budget.target is not None
+                and algorithm.best_violation == 0
+                and algorithm.best_f <= budget.target
+            )
+        )
+
+    def advance(
+        self, evaluator: Evaluator, until: int, budget: Budget, wish: Callable[[], bool]
+    ) -> None:
+        """Take generations up to a number; collective over the evaluator's ranks."""
+        algorithm = self.algorithm
+        self.stopped = False
+        while algorithm.generation < until and not self.finished(budget):
+            x = algorithm.ask()
+            results = evaluator.evaluate(x, wish())
+            last = algorithm.generation + 1 >= until or results.stop
+            if last:
+                self._look(x, results.f)
+            algorithm.tell(x, results.f, results.violation)
+            self.tally.add(results)
+            if self.tally.exhausted:
+                self._give_up(evaluator.comm)
+            if results.stop:
+                self.stopped = True
+                return
+        if self.finished(budget) and algorithm.generation < until:
+            self._look(*algorithm.population())
+
+    def _look(self, x: Rows, f: Rows) -> None:
+        """Take the figures of a generation."""
+        good = f[np.isfinite(f)] if f.ndim == 1 else f[np.isfinite(f).all(axis=1), 0]
+        self.median_f = float(np.median(good)) if good.size else np.nan
+        step = max(1, len(x) // _SAMPLE)
+        self.diversity = float((x[::step].std(axis=0) / self._uniform).mean()) if len(x) else 0.0
+
+    def _give_up(self, comm: Communicator) -> None:
+        told = comm.gather_texts(next(iter(self.tally.examples.values()), ""))
+        error = self.tally.error([text for text in told if text])
+        algorithm = self.algorithm
+        if algorithm.best_x is not None:
+            best = f"; the best point had {algorithm.best_f:.10g} at {algorithm.best_x.tolist()}"
+            error.args = (f"{error}{best}",)
+        raise on_every_rank(error)
+
+    def report(self, budget: Budget, migrants: Migrants) -> Report:
+        """Say what the others need to know."""
+        a = self.algorithm
+        best_x = np.full(a.space.dimension, np.nan) if a.best_x is None else a.best_x
+        return Report(
+            self.number, a.generation, a.evaluations, self.finished(budget), self.stopped,
+            a.best_f, a.best_violation, self.median_f, self.diversity,
+            self.tally.counts.astype(float), best_x, migrants,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resumed run needs of this island."""
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "tally": self.tally.state_dict(),
+            "figures": {"median_f": self.median_f, "diversity": self.diversity},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state that was saved."""
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.tally.load_state_dict(state["tally"])
+        self.median_f = state["figures"]["median_f"]
+        self.diversity = state["figures"]["diversity"]
+
+
+_HEAD = 12  # numbers of a packed report before its vectors
+
+
+def packed(report: Report) -> Rows:
+    """Return a report as numbers: head, counts, best row, migrants."""
+    x, f = report.migrants
+    columns = f.shape[1] if f.ndim > 1 else 0
+    head = [*report[:9], len(x), columns, len(report.counts)]
+    return np.concatenate([head, report.counts, report.best_x, x.ravel(), f.ravel()])
+
+
+def unpacked(numbers: Rows, dimension: int) -> list[Report]:
+    reports, at = [], 0
+
+    def take(count: int) -> Rows:
+        nonlocal at
+        at += count
+        return numbers[at - count : at].copy()
+
+    while at < len(numbers):
+        head = take(_HEAD)
+        island, generation, evaluations = (int(number) for number in head[:3])
+        n, columns, statuses = (int(number) for number in head[9:])
+        counts, best_x = take(statuses), take(dimension)
+        x = take(n * dimension).reshape(n, dimension)
+        f = take(n * columns).reshape(n, columns) if columns else take(n)
+        median, diversity = head[7:9].tolist()
+        flags = bool(head[3]), bool(head[4])
+        best = float(head[5]), float(head[6])
+        counted = island, generation, evaluations
+        figures = median, diversity
+        migrants = Migrants(x, f)
+        reports.append(Report(*counted, *flags, *best, *figures, counts, best_x, migrants))
+    return reports

@@ -1,0 +1,198 @@
+"""Who leaves an island, where it goes, and whom it replaces there; pure functions, no MPI.
+
+The words: an *island* is an algorithm with a population of its own; *emigrants* are copies of some
+of its members, which become *immigrants* of its neighbours in a topology. A *round* is what lies
+between two migrations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paropt_hpc.comm import topology as topologies
+from paropt_hpc.comm.topology import Topology
+from paropt_hpc.errors import ConfigError
+from paropt_hpc.kernels.rng import philox
+from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows, make
+from paropt_hpc.metaheuristics.space import Space
+
+__all__ = ["Migrants", "Migration", "make_islands"]
+
+Places = NDArray[np.intp]
+_SELECTIONS = ("best", "random", "tournament")
+_REPLACEMENTS = ("worse", "worst", "random", "nearest")
+
+
+@dataclass(frozen=True)
+class Migration:
+    """How islands exchange members.
+
+    Parameters
+    ----------
+    topology : str or Topology
+        Between islands: a name of :data:`paropt_hpc.comm.topology.TOPOLOGIES`, or one of as many
+        as there are islands. A time-varying one takes a step at each migration.
+    interval : int
+        Generations between two migrations.
+    size : int
+        Emigrants of an island, at most half of its members; each of its targets gets them all.
+    selection : {"best", "random", "tournament"}
+        Who leaves: the best members, any, or winners against another one each.
+    replacement : {"worse", "worst", "random", "nearest"}
+        Whom an immigrant replaces: one of the worst members if it is better than that one; one of
+        the worst, or any, in any case; the member nearest to it, if it is better.
+    """
+
+    topology: str | Topology = "ring"
+    interval: int = 10
+    size: int = 2
+    selection: Literal["best", "random", "tournament"] = "best"
+    replacement: Literal["worse", "worst", "random", "nearest"] = "worse"
+
+    def __post_init__(self) -> None:
+        if self.interval < 1 or self.size < 1:
+            raise ConfigError(
+                "interval and size of a migration must be at least 1, "
+                f"got {self.interval} and {self.size}"
+            )
+        for name, value, known in (
+            ("selection", self.selection, _SELECTIONS),
+            ("replacement", self.replacement, _REPLACEMENTS),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+    def between(self, islands: int) -> Topology:
+        """Return the topology for a number of islands."""
+        if isinstance(self.topology, str):
+            return topologies.make(self.topology, islands)
+        if self.topology.size != islands:
+            raise ConfigError(
+                f"the topology joins {self.topology.size} islands, but there are {islands}"
+            )
+        return self.topology
+
+
+class Migrants(NamedTuple):
+    """Members on their way."""
+
+    #: shape (n, d), float64
+    x: Rows
+    #: shape (n,) or (n, objectives), float64, finite
+    f: Rows
+
+    @classmethod
+    def none(cls, dimension: int) -> Self:
+        """Return nobody."""
+        return cls(np.empty((0, dimension)), np.empty(0))
+
+
+def make_islands(
+    names: str | Sequence[str], space: Space, count: int, *, seed: int = 0, **options: Any
+) -> list[Algorithm]:
+    """Return algorithms for so many islands, each with a seed of its own.
+
+    Parameters
+    ----------
+    names : str or sequence of str
+        Of :data:`.ALGORITHMS`; several take turns.
+    space : Space
+    count : int
+        Islands, at least 1.
+    seed : int
+        Names the random streams of all of them.
+    options
+        Of every algorithm, as for :func:`.make`.
+    """
+    if count < 1:
+        raise ConfigError(f"there must be at least 1 island, got {count}")
+    listed = [names] if isinstance(names, str) else list(names)
+    seeds = [int(philox(seed, "island", i).integers(1 << 62)) for i in range(count)]
+    if count == 1:
+        seeds = [seed]  # a search of one island is that of the algorithm alone
+    return [make(listed[i % len(listed)], space, seed=s, **options) for i, s in enumerate(seeds)]
+
+
+def emigrants(algorithm: Algorithm, migration: Migration, rng: np.random.Generator) -> Migrants:
+    """Return copies of the members that leave.
+
+    Never more than half of them, and only such as are evaluated and feasible.
+    """
+    x, f = algorithm.population()
+    fit = np.atleast_1d(np.isfinite(f.reshape(len(f), -1)).all(axis=1))
+    violation = getattr(algorithm, "_violation", None)
+    if violation is not None and len(violation) == len(fit):
+        fit &= violation == 0
+    members = np.flatnonzero(fit)
+    count = min(migration.size, max(1, len(f) // 2), len(members))
+    if count == 0:
+        return Migrants.none(x.shape[1])
+    chosen = _select(members, f, count, migration.selection, rng)
+    return Migrants(x[chosen], f[chosen])
+
+
+def _select(
+    members: Places, f: Rows, count: int, selection: str, rng: np.random.Generator
+) -> Places:
+    if selection == "random":
+        anyone: Places = rng.choice(members, count, replace=False)
+        return anyone
+    if selection == "tournament":
+        first, second = rng.choice(members, (2, count))
+        wins = f[first] <= f[second]
+        winners: Places = np.where(wins if wins.ndim == 1 else wins.all(axis=1), first, second)
+        return winners
+    if f.ndim > 1:  # there is no best one of several objectives, but some are beaten by none
+        members = _undominated(members, f[members])
+        return _select(members, f[:, 0], min(count, len(members)), "random", rng)
+    best_first: Places = members[np.argsort(f[members], kind="stable")]
+    return best_first[:count]
+
+
+def _undominated(members: Places, f: Rows) -> Places:
+    no_worse = (f[:, None] <= f[None]).all(axis=2)
+    beaten = (no_worse & (f[:, None] < f[None]).any(axis=2)).any(axis=0)
+    left: Places = members[~beaten]
+    return left
+
+
+def admit(
+    algorithm: Algorithm, guests: Migrants, migration: Migration, rng: np.random.Generator
+) -> None:
+    """Let immigrants replace members of a population.
+
+    Those of several islands come one island after the other.
+    """
+    x, f = guests
+    if len(x) == 0:
+        return
+    if migration.replacement == "worse":
+        algorithm.inject(x, f)
+        return
+    mine, values = algorithm.population()
+    keys = values if values.ndim == 1 else values.sum(axis=1)
+    news = f if f.ndim == 1 else f.sum(axis=1)
+    best_first = np.argsort(news, kind="stable")[: len(mine)]
+    x, f, news = x[best_first], f[best_first], news[best_first]
+    if migration.replacement == "worst":
+        where = np.argsort(keys, kind="stable")[::-1][: len(x)]
+    elif migration.replacement == "random":
+        where = rng.choice(len(mine), len(x), replace=False)
+    else:
+        scale = algorithm.space.upper - algorithm.space.lower
+        distance = (((mine[None] - x[:, None]) / scale) ** 2).sum(axis=2)
+        where = distance.argmin(axis=1)
+        # Of several immigrants nearest to one member the best takes its place.
+        wins = (news < keys[where]) & _first_of_each(where)
+        x, f, where = x[wins], f[wins], where[wins]
+    if len(x):
+        algorithm.inject(x, f, where)
+
+
+def _first_of_each(where: Places) -> NDArray[np.bool_]:
+    first = np.zeros(len(where), bool)
+    first[np.unique(where, return_index=True)[1]] = True
+    return first

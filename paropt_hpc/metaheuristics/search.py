@@ -1,0 +1,412 @@
+"""The run: islands advance, meet, migrate, are saved, until a budget is spent.
+
+A search has K islands; usually one. P ranks are cut into groups, each with its share of the islands
+or, where there are more ranks than islands, each island with a group of its own, whose ranks split
+the rows. What an island does depends on its number and on what its neighbours have sent, never on
+the rank that computes it; so the result is the same for every P.
+
+Islands *meet* after a number of generations, the same for all: they exchange members and figures in
+one message. Between meetings groups do not wait for one another.
+"""
+
+import signal as signals
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from paropt_hpc.comm import Communicator
+from paropt_hpc.errors import ConfigError, StoppedError, on_every_rank
+from paropt_hpc.kernels.rng import philox
+from paropt_hpc.metaheuristics.algorithm import Algorithm
+from paropt_hpc.metaheuristics.asynchronous import MigrationLog, Wanderers
+from paropt_hpc.metaheuristics.evaluation import Objective, Status, Tally, as_objective
+from paropt_hpc.metaheuristics.evaluators import Evaluator, RowSplit
+from paropt_hpc.metaheuristics.island import Budget, Island, Report, packed, unpacked
+from paropt_hpc.metaheuristics.migration import Migrants, Migration, admit, emigrants
+from paropt_hpc.metaheuristics.progress import Clock, Moment, Outcome
+from paropt_hpc.runs import Checkpoint, Checkpoints, StopRequest
+
+__all__ = ["Budget", "Moment", "Outcome", "Search"]
+
+_HISTORY = 1024  # moments that are kept; when there are more, every other one goes
+_MEETING = 10  # generations between the meetings of islands that do not migrate
+
+
+class Search:
+    """Minimise an objective by one or more algorithms, over all ranks.
+
+    Making it, :meth:`run` and :meth:`free` are collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+    algorithms : Algorithm or sequence of Algorithm
+        One for each island, with the same space; the same on all ranks, with seeds that differ
+        between islands (see :func:`islands`). They are changed in place, those of this rank's
+        islands only.
+    objective : Objective or callable
+        A plain function is one of one row, as for :class:`.Scalar`.
+    migration : Migration, optional
+        How islands exchange members; None: not at all.
+    evaluator : callable, optional
+        Makes an evaluator from a group's communicator and the objective; default
+        :class:`.RowSplit`.
+    max_failures : int
+        So many failed evaluations of an island in a row end the run with an error.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        algorithms: Algorithm | Sequence[Algorithm],
+        objective: Any,
+        *,
+        migration: Migration | None = None,
+        evaluator: Callable[[Communicator, Objective], Evaluator] = RowSplit,
+        max_failures: int = 1000,
+    ) -> None:
+        listed = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
+        _check_islands(listed)
+        self.comm = comm
+        self.migration = migration if len(listed) > 1 else None
+        self.topology = self.migration.between(len(listed)) if self.migration else None
+        self.algorithms = listed
+        self.groups = min(comm.size, len(listed))
+        group = comm.rank * self.groups // comm.size
+        self.group = comm if self.groups == 1 else comm.split(group)
+        self._islands = [
+            Island(i, algorithm, None, Tally(max_failures))
+            for i, algorithm in enumerate(listed)
+            if i * self.groups // len(listed) == group
+        ]
+        self.evaluator = evaluator(self.group, as_objective(objective))
+        self._met = 0  # generation of the last meeting
+        self._stride = 1
+        self._history: list[Moment] = []
+
+    def run(
+        self,
+        budget: Budget,
+        *,
+        checkpoints: Checkpoints | None = None,
+        every: int | None = None,
+        resume: bool = False,
+        observer: Callable[[Moment, float], object] | None = None,
+    ) -> Outcome:
+        """Search until the budget is spent; collective.
+
+        Parameters
+        ----------
+        budget : Budget
+        checkpoints : Checkpoints, optional
+            Where to save: at the end, at a signal, and every `every` generations.
+        every : int, optional
+        resume : bool
+            Go on from the newest checkpoint, if there is one. The result is that of a run that was
+            never interrupted, on any number of ranks.
+        observer : callable, optional
+            Told on rank 0, some times a second, of a `Moment` and the seconds since the start.
+
+        Raises
+        ------
+        EvaluationError
+            On every rank, when too many evaluations in a row have failed.
+        StoppedError
+            On every rank, after SIGTERM or SIGUSR1 to any of them, and a checkpoint.
+        ConfigError
+            When the checkpoint is of another search.
+        """
+        if every is not None and every < 1:
+            raise ConfigError(f"every must be at least 1 generation, got {every}")
+        if resume and checkpoints is not None:
+            self._resume(checkpoints)
+        self._share_out(budget)
+        clock = Clock(budget.seconds, observer if self.comm.rank == 0 else None)
+        with StopRequest() as request:
+            while True:
+                until = self._next(every, budget)
+                reports = self._advance(until, budget, lambda: clock.up or request.number > 0)
+                reason = self._reason(reports, budget)
+                stopped = any(report.stopped for report in reports)
+                if not stopped and not reason:
+                    self._migrate(until, reports)
+                    self._met = until
+                self._note(until, reports, force=stopped or bool(reason))
+                clock.tell(self._moment(reports))
+                signal, late = self._why(stopped, clock, request)
+                due = every is not None and not stopped and until % every == 0
+                if checkpoints is not None and (due or reason or stopped):
+                    self._save(checkpoints, reports)
+                if signal and not reason:
+                    raise on_every_rank(_stopped(signal, checkpoints))
+                if late and not reason:
+                    reason = "seconds"
+                if reason:
+                    return self._outcome(reports, reason, clock.seconds)
+
+    def run_asynchronous(
+        self,
+        budget: Budget,
+        *,
+        replay: MigrationLog | None = None,
+        observer: Callable[[Moment, float], object] | None = None,
+    ) -> tuple[Outcome, MigrationLog]:
+        """Search without waiting for slower islands; collective.
+
+        Immigrants come in when they come, so the result depends on how fast the ranks are. The log
+        that is returned repeats the run to the bit, on any number of ranks.
+
+        Parameters
+        ----------
+        budget : Budget
+        replay : MigrationLog, optional
+            Of the run to repeat, with the same algorithms and budget.
+        observer : callable, optional
+            Told of this rank's islands, on rank 0.
+
+        Raises
+        ------
+        EvaluationError, StoppedError, ConfigError
+            As :meth:`run`, but nothing is saved.
+        """
+        if self.migration is None or self.topology is None:
+            raise ConfigError("asynchronous islands need a migration and at least 2 islands")
+        if replay is not None and len(replay.generations) != len(self.algorithms):
+            raise ConfigError(
+                f"the log is of {len(replay.generations)} islands, there are {len(self.algorithms)}"
+            )
+        self._share_out(budget)
+        k = len(self.algorithms)
+        owners = [-(-(i * self.groups // k) * self.comm.size // self.groups) for i in range(k)]
+        parts = self.comm, self.group, owners, self.migration, self.topology, replay
+        wanderers = Wanderers(*parts)
+        clock = Clock(budget.seconds, observer if self.comm.rank == 0 else None)
+        nobody = Migrants.none(self.algorithms[0].space.dimension)
+
+        def reports() -> list[Report]:
+            return [island.report(budget, nobody) for island in self._islands]
+
+        with StopRequest() as request:
+            try:
+                with self.comm.together():
+                    wanderers.run(
+                        self._islands, self.evaluator, budget,
+                        lambda: clock.up or request.number > 0,
+                        lambda: clock.tell(self._moment(reports())),
+                    )  # fmt: skip
+            except Exception:
+                wanderers.finish()
+                raise
+            wanderers.finish()
+            told = self._gathered(reports())
+            signal, late = self._why(any(r.stopped for r in told), clock, request)
+        if signal:
+            raise on_every_rank(_stopped(signal, None))
+        log = wanderers.log([report.generation for report in told])
+        self._note(self._stride, told, force=True)
+        reason = self._reason(told, budget) or ("seconds" if late else "target")
+        outcome = self._outcome(told, reason, clock.seconds)
+        return outcome, log
+
+    def free(self) -> None:
+        """Give the groups' communicators back; collective."""
+        if hasattr(self.evaluator, "free"):
+            self.evaluator.free()
+        if self.group is not self.comm:
+            self.group.free()
+
+    def _share_out(self, budget: Budget) -> None:
+        k, total = len(self.algorithms), budget.evaluations
+        for island in self._islands:
+            i = island.number
+            island.share = None if total is None else total * (i + 1) // k - total * i // k
+
+    def _next(self, every: int | None, budget: Budget) -> int:
+        """Return the generation of the next meeting."""
+        interval = self._stride
+        if len(self.algorithms) > 1:
+            interval = self.migration.interval if self.migration else _MEETING
+        marks = [self._met // step * step + step for step in (interval, every) if step]
+        if budget.generations is not None:
+            marks.append(max(budget.generations, self._met + 1))
+        return min(marks)
+
+    def _advance(self, until: int, budget: Budget, wish: Callable[[], bool]) -> list[Report]:
+        """Let this group's islands advance, and return the reports of all islands."""
+        if self.groups == 1:
+            return self._advance_own(until, budget, wish)
+        reports: list[Report] = []
+        with self.comm.together():
+            reports = self._advance_own(until, budget, wish)
+        return self._gathered(reports)
+
+    def _gathered(self, reports: list[Report]) -> list[Report]:
+        """Return the reports of all islands."""
+        own = reports if self.group.rank == 0 else []
+        dimension = self.algorithms[0].space.dimension
+        payload = np.concatenate([packed(report) for report in own] or [np.empty(0)])
+        letters = self.comm.allgather_bytes(payload.view(np.uint8))
+        gathered = [r for letter in letters for r in unpacked(letter.view(np.float64), dimension)]
+        return sorted(gathered, key=lambda report: report.island)
+
+    def _advance_own(self, until: int, budget: Budget, wish: Callable[[], bool]) -> list[Report]:
+        reports = []
+        for island in self._islands:
+            island.advance(self.evaluator, until, budget, wish)
+            migrants = Migrants.none(island.algorithm.space.dimension)
+            if self._migrates(until) and not island.stopped:
+                rng = philox(island.algorithm.seed, "emigrants", island.number, until)
+                assert self.migration is not None
+                migrants = emigrants(island.algorithm, self.migration, rng)
+            reports.append(island.report(budget, migrants))
+        return reports
+
+    def _migrates(self, generation: int) -> bool:
+        return self.migration is not None and generation % self.migration.interval == 0
+
+    def _migrate(self, generation: int, reports: list[Report]) -> None:
+        if not self._migrates(generation):
+            return
+        assert self.migration is not None
+        assert self.topology is not None
+        step = generation // self.migration.interval - 1
+        for island in self._islands:
+            rng = philox(island.algorithm.seed, "immigrants", island.number, generation)
+            for source in self.topology.neighbors(island.number, step).sources:
+                admit(island.algorithm, reports[source].migrants, self.migration, rng)
+
+    def _reason(self, reports: list[Report], budget: Budget) -> str:
+        """Return why the search is over, or nothing."""
+        target = budget.target
+        if target is not None and any(
+            report.best_f <= target and report.best_violation == 0 for report in reports
+        ):
+            return "target"
+        if not all(report.finished for report in reports):
+            return ""
+        if budget.generations and all(r.generation >= budget.generations for r in reports):
+            return "generations"
+        if budget.evaluations and sum(r.evaluations for r in reports) >= budget.evaluations:
+            return "evaluations"
+        return "done"
+
+    def _why(self, stopped: bool, clock: "Clock", request: StopRequest) -> tuple[int, bool]:
+        """Return the signal that any rank has got, and whether time is up for any."""
+        if not stopped:
+            return 0, False
+        told = self.comm.gather_vectors([request.number, clock.up])
+        return int(told[:, 0].max()), bool(told[:, 1].any())
+
+    def _moment(self, reports: list[Report]) -> Moment:
+        medians = [r.median_f for r in reports if np.isfinite(r.median_f)]
+        return Moment(
+            max(report.generation for report in reports),
+            sum(report.evaluations for report in reports),
+            min(_feasible(report) for report in reports),
+            float(np.mean(medians)) if medians else np.nan,
+            float(np.mean([report.diversity for report in reports])),
+        )
+
+    def _note(self, until: int, reports: list[Report], force: bool) -> None:
+        """Keep a moment; thin out the past when there are many, so that memory stays bounded."""
+        moment = self._moment(reports)
+        if self._history and self._history[-1].evaluations == moment.evaluations:
+            del self._history[-1]  # of the end of a run that goes on
+        if force or until % self._stride == 0:
+            self._history.append(moment)
+        if len(self._history) >= _HISTORY:
+            del self._history[1::2]
+            self._stride *= 2
+
+    def _save(self, checkpoints: Checkpoints, reports: list[Report]) -> None:
+        parts = {}
+        if self.group.rank == 0:
+            parts = {_part(island.number): island.state_dict() for island in self._islands}
+        position = {
+            "search": self._identity(),
+            "met": self._met,
+            "stride": self._stride,
+            "history": self._history,
+        }
+        checkpoints.save(sum(report.generation for report in reports), position, parts)
+
+    def _resume(self, checkpoints: Checkpoints) -> None:
+        found = checkpoints.load()
+        if found is None:
+            return
+        with self.comm.together():
+            self._check(found)
+            for island in self._islands:
+                island.load_state_dict(found.state(_part(island.number)))
+        self._met, self._stride = found.position["met"], found.position["stride"]
+        self._history = [Moment(*values) for values in found.position["history"]]
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what makes a search what it is, but for its budget."""
+        about: dict[str, Any] = {
+            "algorithms": [algorithm.name for algorithm in self.algorithms],
+            "seeds": [algorithm.seed for algorithm in self.algorithms],
+            "dimension": self.algorithms[0].space.dimension,
+        }
+        if self.migration is not None:
+            name = getattr(self.migration.topology, "name", self.migration.topology)
+            about["migration"] = asdict(replace(self.migration, topology=name))
+        return about
+
+    def _check(self, found: Checkpoint) -> None:
+        saved, mine = found.position.get("search", {}), self._identity()
+        for key in {*saved, *mine}:
+            if saved.get(key) != mine.get(key):
+                raise ConfigError(
+                    f"cannot resume: {key} was {saved.get(key)!r} when {found.folder} was "
+                    f"made and is {mine.get(key)!r} now; restore it, or start anew"
+                )
+
+    def _outcome(self, reports: list[Report], reason: str, seconds: float) -> Outcome:
+        best = min(reports, key=lambda r: (r.best_violation, r.best_f))
+        counts = np.sum([report.counts for report in reports], axis=0)
+        return Outcome(
+            best_x=None if np.isnan(best.best_x).any() else best.best_x.copy(),
+            best_f=best.best_f,
+            best_violation=best.best_violation,
+            evaluations=sum(report.evaluations for report in reports),
+            generations=max(report.generation for report in reports),
+            failures={s.label: int(counts[s]) for s in Status if s and counts[s]},
+            reason=reason,
+            seconds=seconds,
+            history=list(self._history),
+        )
+
+
+def _stopped(signal: int, checkpoints: Checkpoints | None) -> StoppedError:
+    place = "no checkpoint, for want of a folder"
+    if checkpoints is not None:
+        place = f"checkpoint in {checkpoints.folder}; go on with --resume"
+    return StoppedError(f"stopped by {signals.Signals(signal).name}: {place}")
+
+
+def _feasible(report: Report) -> float:
+    return report.best_f if report.best_violation == 0 else np.inf
+
+
+def _part(island: int) -> str:
+    return f"island-{island:05d}"
+
+
+def _check_islands(algorithms: list[Algorithm]) -> None:
+    if not algorithms:
+        raise ConfigError("a search needs at least one algorithm, got none")
+    first = algorithms[0].space
+    for number, algorithm in enumerate(algorithms):
+        same = np.array_equal(algorithm.space.lower, first.lower) and np.array_equal(
+            algorithm.space.upper, first.upper
+        )
+        if not same or algorithm.space.kinds != first.kinds:
+            raise ConfigError(f"all islands must search the same space; island {number} differs")
+    named = [(algorithm.name, algorithm.seed) for algorithm in algorithms]
+    if len(set(named)) < len(named):
+        raise ConfigError(
+            "islands of the same algorithm need different seeds, or they all do the same"
+        )
