@@ -186,6 +186,8 @@ class AllReduce(Strategy):
             self.begin(params, gradient, samples)
         step, self._open = self._open, None
         assert step is not None
+        if step.gradient is not gradient:
+            raise ConfigError("step() must be given the gradient that begin() was given")
         self._send(step, 0)
         self.updated = False
         if step.closing:

@@ -185,10 +185,12 @@ def test_residuals_are_dealt_out_without_loss(comm, size):
         state = {"params": trainer.params, "strategy": trainer.strategy.state_dict()}
         compressor = state["strategy"]["compressor"]
         compressor["residual"] = np.full_like(trainer.params, 2.0**rank)
+        compressor["velocity"] = np.full_like(trainer.params, 10.0**rank)
         states.append(state)
     dealt = [trainer.strategy.reshard(states, rank, size) for rank in range(size)]
-    total = sum(state["strategy"]["compressor"]["residual"] for state in dealt)
-    assert np.allclose(total / size, 7 / 3)
+    for name, mean in (("residual", 7 / 3), ("velocity", 111 / 3)):
+        total = sum(state["strategy"]["compressor"][name] for state in dealt)
+        assert np.allclose(total / size, mean)
     assert all(np.array_equal(state["params"], trainer.params) for state in dealt)
 
 

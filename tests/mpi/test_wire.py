@@ -207,6 +207,16 @@ def test_the_mean_of_a_group_is_left_in_the_gradient(comm):
     assert np.allclose(gradient, mean_of(comm, 2))
 
 
+def test_a_step_takes_the_gradient_that_was_begun(comm):
+    strategy, params = AllReduce(comm, SGD(0.1)), np.zeros(3)
+    strategy.start(params)
+    strategy.begin(params, np.ones(3))
+    with pytest.raises(ConfigError, match="the gradient that begin"):
+        strategy.step(params, np.ones(3))
+    strategy.step(params, np.ones(3))
+    assert np.allclose(params, -0.1)
+
+
 def test_sixteen_bits_and_a_compressor_do_not_go_together(comm):
     with pytest.raises(ConfigError, match="with a compressor choose its values"):
         AllReduce(comm, SGD(0.1), TopK(0.1), wire="float16")
