@@ -160,7 +160,7 @@ def test_resume_on_one_rank(comm, folder, way):
 @pytest.mark.parametrize(
     "way",
     [
-        *("topk", "randomk", "qsgd", "localsgd", "gossip", "tracking", "push-sum", "choco"),
+        *("topk", "threshold", "qsgd", "localsgd", "gossip", "tracking", "push-sum", "choco"),
         "virtual batches",
         *LOOSE,
     ],
