@@ -1,5 +1,6 @@
 """A gradient becomes an update: strategies, optimizers, samplers, data, models, the loop."""
 
+from paropt_hpc.train.async_gossip import AsyncGossip
 from paropt_hpc.train.config import Config, load_config
 from paropt_hpc.train.data import Dataset, load_dataset
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
@@ -40,6 +41,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "AllReduce",
+    "AsyncGossip",
     "Batch",
     "BatchNorm",
     "ChocoGossip",

@@ -7,6 +7,7 @@ from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.topology import make as make_topology
 from paropt_hpc.compress import TopK
 from paropt_hpc.errors import ConfigError
+from paropt_hpc.train.async_gossip import AsyncGossip
 from paropt_hpc.train.config import Config, ModelConfig, StrategyConfig, TrainConfig
 from paropt_hpc.train.data import Dataset
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
@@ -102,7 +103,7 @@ def build_strategy(
             clip_norm=train.clip_norm,
             weight_decay=train.weight_decay if early else 0.0,
         )
-    return _own_parameters(config.strategy, comm, optimizer, compressor)
+    return _own_parameters(config.strategy, comm, optimizer, compressor, config.run.seed)
 
 
 def _server(
@@ -128,7 +129,11 @@ def _server(
 
 
 def _own_parameters(
-    settings: StrategyConfig, comm: Communicator, optimizer: Optimizer, compressor: TopK | None
+    settings: StrategyConfig,
+    comm: Communicator,
+    optimizer: Optimizer,
+    compressor: TopK | None,
+    seed: int,
 ) -> Strategy:
     """Return a strategy in which every rank has parameters of its own for a while."""
     if settings.name == "localsgd":
@@ -142,6 +147,8 @@ def _own_parameters(
             settings.algorithm,
         )
     topology = make_topology(settings.topology, comm.size)
+    if settings.name == "async-gossip":
+        return AsyncGossip(comm, optimizer, topology, settings.lead, seed)
     if settings.name == "push-sum":
         return PushSum(comm, optimizer, topology)
     if settings.name == "choco":

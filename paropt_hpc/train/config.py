@@ -107,9 +107,9 @@ class TrainConfig(Section):
 class StrategyConfig(Section):
     """How ranks keep their parameters together."""
 
-    name: Literal["allreduce", "localsgd", "parameter-server", "gossip", "push-sum", "choco"] = (
-        "allreduce"
-    )
+    name: Literal[
+        "allreduce", "localsgd", "parameter-server", "gossip", "async-gossip", "push-sum", "choco"
+    ] = "allreduce"
     algorithm: Literal["auto", "mpi", "ring", "recursive_doubling", "shared", "hierarchical"] = (
         "auto"  # of the dense all-reduce
     )
@@ -124,9 +124,10 @@ class StrategyConfig(Section):
     group: Positive = 1  # parameter-server: gradients whose mean is one update
     topology: Literal[
         "ring", "torus", "hypercube", "exponential", "one-peer-exponential", "star", "complete"
-    ] = "ring"  # gossip, push-sum, choco
+    ] = "ring"  # all kinds of gossip
     order: Literal["adapt-then-combine", "combine-then-adapt"] = "adapt-then-combine"  # gossip
     tracking: bool = False  # gossip: track the mean gradient
+    lead: Positive = 16  # async-gossip: steps that a rank may be ahead of the slowest
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.4  # choco: how far to move
 
 
