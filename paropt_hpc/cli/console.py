@@ -17,7 +17,17 @@ from paropt_hpc.experiments import comparison as compare_runs
 from paropt_hpc.experiments import figures
 from paropt_hpc.train.meter import Observer
 
-__all__ = ["checks", "comparison", "error", "facts", "line", "progress", "summary", "timings"]
+__all__ = [
+    "checks",
+    "comparison",
+    "error",
+    "facts",
+    "line",
+    "progress",
+    "summary",
+    "timings",
+    "warning",
+]
 
 LAUNCHERS = ("mpiexec", "mpirun", "hydra", "prterun", "prted", "orted", "srun")
 
@@ -30,6 +40,11 @@ def line(text: str) -> None:
 def error(text: str) -> None:
     """Print a fault on standard error, in one line where it has one."""
     _err().print(f"[red]paropt: error:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def warning(text: str) -> None:
+    """Print what does not stop a run but should be known, on standard error."""
+    _err().print(f"[yellow]paropt: warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def summary(values: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ of one rank alone is printed there, and ends the others through ``MPI_Abort``, b
 they may be waiting for it.
 """
 
+import json
 import os
 import sys
 import traceback
@@ -22,7 +23,7 @@ from paropt_hpc.cluster import describe, run_selftest
 from paropt_hpc.comm import Communicator, tuning, world
 from paropt_hpc.comm.launcher import abort, launched_rank, launched_size
 from paropt_hpc.errors import ConfigError, ParoptError, StoppedError, is_on_every_rank
-from paropt_hpc.train import Config, load_config, read_summary, train
+from paropt_hpc.train import Config, Summary, load_config, read_summary, train
 
 __all__ = ["main"]
 
@@ -106,9 +107,20 @@ Resume = Annotated[
 ]
 
 
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="FILE", help="Write a timeline of all ranks for chrome://tracing."
+    ),
+]
+
+
 @app.command("train", epilog="mpiexec -n 4 paropt train digits.toml --set compress.method=topk")
 def train_command(
-    config_file: ConfigFile, assignments: Assignments = None, resume: Resume = False
+    config_file: ConfigFile,
+    assignments: Assignments = None,
+    resume: Resume = False,
+    trace: Trace = None,
 ) -> None:
     """Train a model as a configuration says, on as many ranks as are started.
 
@@ -117,12 +129,18 @@ def train_command(
     """
     with world() as comm:
         assignments = [*(assignments or []), *(["run.resume=true"] if resume else [])]
+        if trace is not None:
+            assignments.append(f"run.trace={json.dumps(str(trace))}")
         config = _shared_config(comm, config_file, assignments)
         with console.progress(comm.rank) as observer:
             summary = train(config, comm, observer)
         if comm.rank == 0:
             console.summary(asdict(summary))
             console.line(f"results in {config.run.dir}")
+            if trace is not None:
+                console.line(f"timeline in {trace}; open it in chrome://tracing or ui.perfetto.dev")
+            if summary.straggler >= 0:
+                console.warning(_about_straggler(summary))
 
 
 @app.command()
@@ -176,6 +194,14 @@ def tune_comm() -> None:
             before.merged(table).save(path)
             console.timings(rows)
             console.line(f"table in {path}")
+
+
+def _about_straggler(summary: Summary) -> str:
+    return (
+        f"rank {summary.straggler} takes {summary.straggler_factor:.1f} times as long as the "
+        "others to compute a step, so that they wait wherever all must meet; look at its node "
+        "(clock, other jobs, pinning), or let strategy.name = 'parameter-server' deal it less work"
+    )
 
 
 def _shared_config(comm: Communicator, path: Path, assignments: list[str]) -> Config:

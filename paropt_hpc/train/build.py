@@ -10,6 +10,7 @@ from paropt_hpc.errors import ConfigError
 from paropt_hpc.train.async_gossip import AsyncGossip
 from paropt_hpc.train.config import Config, ModelConfig, StrategyConfig, TrainConfig
 from paropt_hpc.train.data import Dataset
+from paropt_hpc.train.early_stopping import EarlyStopping
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
 from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.models import CNN, MLP, Model, Norm, Softmax
@@ -26,7 +27,16 @@ from paropt_hpc.train.schedules import (
 )
 from paropt_hpc.train.strategies import AllReduce, Strategy
 
-__all__ = ["build_model", "build_strategy", "worker_count"]
+__all__ = ["build_early_stopping", "build_model", "build_strategy", "worker_count"]
+
+
+def build_early_stopping(config: Config) -> EarlyStopping | None:
+    """Return what watches the metric that a configuration names."""
+    settings = config.early_stopping
+    if settings.metric is None:
+        return None
+    mode = settings.mode or ("min" if settings.metric == "loss" else "max")
+    return EarlyStopping(settings.patience, settings.min_delta, mode)
 
 
 def worker_count(config: Config, size: int) -> int:

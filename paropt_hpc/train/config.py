@@ -36,6 +36,8 @@ class RunConfig(Section):
     dir: str | None = None  # run folder; by default runs/<name of the file>
     seed: Annotated[int, Field(ge=0)] = 0
     overwrite: bool = False  # replace the results in a run folder that has some
+    tensorboard: bool = False  # also write the metrics for TensorBoard, in the run folder
+    trace: str | None = None  # file for a timeline of all ranks in Chrome's trace format
     resume: bool = False  # go on from the newest checkpoint in the run folder, if there is one
 
 
@@ -149,6 +151,15 @@ class CheckpointConfig(Section):
     keep: Positive = 2  # how many checkpoints to keep
 
 
+class EarlyStoppingConfig(Section):
+    """When to end a run before its last epoch."""
+
+    metric: Literal["loss", "test_accuracy"] | None = None  # watched; by default none
+    patience: Positive = 5  # epochs without improvement
+    min_delta: NotNegative = 0.0  # by how much a value must be better to be an improvement
+    mode: Literal["min", "max"] | None = None  # which way is better; by default the metric's
+
+
 class DebugConfig(Section):
     """What shows how a run bears trouble; no part of its identity."""
 
@@ -166,6 +177,7 @@ class Config(Section):
     strategy: StrategyConfig = StrategyConfig()
     compress: CompressConfig = CompressConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     debug: DebugConfig = DebugConfig()
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paropt_hpc.errors import ConfigError
+from paropt_hpc.train.checkpoint import flatten
 from paropt_hpc.train.config import Config, to_toml
 
 __all__ = ["RunFolder", "read_summary"]
@@ -21,6 +22,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: Config) -> None:
         self.path = path
+        self._writer: Any = None  # of TensorBoard's event files
         self._metrics = path / "metrics.jsonl"
         resume = config.run.resume and self._metrics.exists()
         if self._metrics.exists() and not config.run.overwrite and not resume:
@@ -37,11 +39,18 @@ class RunFolder:
             self._write("config.toml", to_toml(config))
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}") from None
+        if config.run.tensorboard:
+            self._writer = _event_writer(path / "tensorboard")
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         """Append one record, one line of JSON."""
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+        if self._writer is not None:
+            for name, value in flatten(record).items():
+                if isinstance(value, int | float):
+                    self._writer.add_scalar(name, value, record["step"])
+            self._writer.flush()
 
     def keep_metrics(self, count: int) -> None:
         """Drop all records but the first `count`: what came after a checkpoint comes again."""
@@ -50,6 +59,8 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write the result of the whole run."""
+        if self._writer is not None:
+            self._writer.close()
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
@@ -59,6 +70,17 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path / name)
+
+
+def _event_writer(path: Path) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise ConfigError(
+            "run.tensorboard = true needs tensorboardX; pip install 'paropt-hpc[tensorboard]', "
+            "or set it to false: metrics.jsonl holds the same"
+        ) from None
+    return SummaryWriter(str(path))
 
 
 def read_summary(path: Path) -> dict[str, Any]:
