@@ -139,7 +139,7 @@ def train_command(
             console.line(f"results in {config.run.dir}")
             if trace is not None:
                 console.line(f"timeline in {trace}; open it in chrome://tracing or ui.perfetto.dev")
-            if summary.straggler >= 0:
+            if summary.straggler >= 0 and config.strategy.name != "parameter-server":
                 console.warning(_about_straggler(summary))
 
 

@@ -297,7 +297,8 @@ class Trainer:
             self.params[:] = state["params"]
             self.model.load_state_dict(state.get("model", {}))
             self.strategy.load_state_dict(state["strategy"])
-            if found.parts == self.comm.size:
+            same = "params" in self.strategy.shared and not state.get("model")
+            if found.parts == self.comm.size or same:
                 self._check_probe(found, state["probe"])
             meter.load_state(found.position["meter"])
             if self.early is not None and "early_stopping" in found.position:
@@ -313,8 +314,9 @@ class Trainer:
             own = shared if self.comm.rank == 0 else found.state(rank_part(self.comm.rank))
             return merge(only(shared, self.strategy.shared), own)
         states = [found.state(rank_part(rank)) for rank in range(found.parts)]
+        probe = {"probe": states[0]["probe"]}
         models = [{"model": state.pop("model", {})} for state in states]
-        state = self.strategy.reshard(states, self.comm.rank, self.comm.size)
+        state = self.strategy.reshard(states, self.comm.rank, self.comm.size) | probe
         return merge(state, combine(models, lambda vectors: np.mean(vectors, axis=0)))
 
     def _probe(self) -> float:
