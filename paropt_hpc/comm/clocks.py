@@ -17,8 +17,8 @@ def clock_offsets(comm: Communicator, rounds: int = 20) -> NDArray[np.float64]:
 
     Rank 0 asks every other rank for the time; of several rounds the one with the shortest way
     there and back counts, and the answer is taken for the middle of it (D. Mills, "Internet time
-    synchronization: the network time protocol", IEEE Trans. Commun. 39(10), 1991). The error is at
-    most half of that way.
+    synchronization: the network time protocol", IEEE Transactions on Communications 39(10),
+    1991). The error is at most half of that way.
 
     Returns
     -------

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.train.checkpoint import flatten
+from paropt_hpc.runs.checkpoint import flatten
 from paropt_hpc.train.config import Config, to_toml
 
 __all__ = ["RunFolder", "read_summary"]
