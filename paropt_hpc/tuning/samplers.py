@@ -84,8 +84,8 @@ class Halton(Sampler):
 
     J. H. Halton, "On the efficiency of certain quasi-random sequences of points in evaluating
     multi-dimensional integrals", Numerische Mathematik 2, 1960; the shift modulo 1 is that of R.
-    Cranley and T. N. L. Patterson, SIAM Journal on Numerical Analysis 13, 1976. For up to about ten columns:
-    in more, neighbouring ones run in step at first.
+    Cranley and T. N. L. Patterson, SIAM Journal on Numerical Analysis 13, 1976. For up to about
+    ten columns: in more, neighbouring ones run in step at first.
     """
 
     def __init__(self, space: Space, seed: int = 0) -> None:
