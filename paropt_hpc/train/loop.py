@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import DataError, DivergenceError, StoppedError, on_every_rank
-from paropt_hpc.runs import Checkpoint, Checkpoints, StopRequest, rank_part
+from paropt_hpc.runs import Checkpoint, Checkpoints, RunFolder, StopRequest, rank_part
 from paropt_hpc.runs.checkpoint import merge, only, without
 from paropt_hpc.train.asynchronous import Asynchronous
 from paropt_hpc.train.build import (
@@ -24,7 +24,6 @@ from paropt_hpc.train.config import Config, check_identity, identity
 from paropt_hpc.train.data import load_dataset
 from paropt_hpc.train.meter import Meter, Observer
 from paropt_hpc.train.models import Batch
-from paropt_hpc.train.run_folder import RunFolder
 from paropt_hpc.train.samplers import Shard, ShardedSampler
 from paropt_hpc.train.strategies import combine
 from paropt_hpc.train.timeline import Timeline
@@ -123,7 +122,9 @@ class Trainer:
             self.checkpoints = Checkpoints(folder, comm, config.checkpoint.keep)
         self.folder: RunFolder | None = None
         if comm.rank == 0 and config.run.dir is not None:
-            self.folder = RunFolder(Path(config.run.dir), config)
+            self.folder = RunFolder(
+                Path(config.run.dir), config, config.run, tensorboard=config.run.tensorboard
+            )
 
     def run(self, observer: Observer | None = None) -> Summary:
         """Train for all epochs and return the figures; collective.

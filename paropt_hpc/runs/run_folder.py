@@ -4,13 +4,25 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.runs.checkpoint import flatten
-from paropt_hpc.train.config import Config, to_toml
+from paropt_hpc.runs.settings import Section, to_toml
 
 __all__ = ["RunFolder", "read_summary"]
+
+
+class _RunSettings(Protocol):
+    """What a ``[run]`` table says of its folder."""
+
+    @property
+    def overwrite(self) -> bool:
+        """Replace the results in the folder."""
+
+    @property
+    def resume(self) -> bool:
+        """Go on with them."""
 
 
 class RunFolder:
@@ -20,12 +32,14 @@ class RunFolder:
     whole lines. A folder that already has results is refused unless told otherwise.
     """
 
-    def __init__(self, path: Path, config: Config) -> None:
+    def __init__(
+        self, path: Path, config: Section, run: _RunSettings, *, tensorboard: bool = False
+    ) -> None:
         self.path = path
         self._writer: Any = None  # of TensorBoard's event files
         self._metrics = path / "metrics.jsonl"
-        resume = config.run.resume and self._metrics.exists()
-        if self._metrics.exists() and not config.run.overwrite and not resume:
+        resume = run.resume and self._metrics.exists()
+        if self._metrics.exists() and not run.overwrite and not resume:
             raise ConfigError(
                 f"{path} already holds the results of a run; name another run.dir, "
                 "go on with --resume, or replace them with --set run.overwrite=true"
@@ -39,7 +53,7 @@ class RunFolder:
             self._write("config.toml", to_toml(config))
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}") from None
-        if config.run.tensorboard:
+        if tensorboard:
             self._writer = _event_writer(path / "tensorboard")
 
     def add_metrics(self, record: dict[str, Any]) -> None:
