@@ -1,7 +1,7 @@
 """What a person sees: lines, tables, the progress bar, errors."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,39 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from paropt_hpc.cluster import Check, Fact
 from paropt_hpc.experiments import comparison as compare_runs
 from paropt_hpc.experiments import figures
+from paropt_hpc.metaheuristics import Moment
 from paropt_hpc.train.meter import Observer
+from paropt_hpc.tuning import Record
+from paropt_hpc.tuning.table import best_of
 
-__all__ = ["checks", "comparison", "error", "facts", "line", "progress", "summary", "timings"]
+__all__ = [
+    "checks",
+    "comparison",
+    "error",
+    "facts",
+    "line",
+    "progress",
+    "search",
+    "search_progress",
+    "summary",
+    "timings",
+    "trials",
+    "tuning_progress",
+    "warning",
+]
 
 LAUNCHERS = ("mpiexec", "mpirun", "hydra", "prterun", "prted", "orted", "srun")
 
@@ -30,6 +54,11 @@ def line(text: str) -> None:
 def error(text: str) -> None:
     """Print a fault on standard error, in one line where it has one."""
     _err().print(f"[red]paropt: error:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def warning(text: str) -> None:
+    """Print what does not stop a run but should be known, on standard error."""
+    _err().print(f"[yellow]paropt: warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def summary(values: Mapping[str, Any]) -> None:
@@ -97,6 +126,87 @@ def progress(rank: int) -> Iterator[Observer | None]:
         yield lambda step, total, loss: bar.update(
             task, completed=step, total=total, loss=f"loss {loss:.4f}"
         )
+
+
+@contextmanager
+def search_progress(rank: int) -> Iterator[Callable[[Moment, float], object] | None]:
+    """Show the best value and the speed of a search on rank 0, and only on a terminal."""
+    if rank != 0 or not _on_terminal(2):
+        yield None
+        return
+    columns = (TextColumn("searching"), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    with Progress(*columns, console=_err(), transient=True) as bar:
+        task = bar.add_task("searching", total=None, said="")
+
+        def tell(moment: Moment, seconds: float) -> None:
+            speed = moment.evaluations / max(seconds, 1e-9)
+            bar.update(
+                task,
+                said=f"generation {moment.generation:,}  best {moment.best_f:.6g}  "
+                f"{moment.evaluations:,} evaluations, {speed:,.0f}/s  "
+                f"diversity {moment.diversity:.3f}",
+            )
+
+        yield tell
+
+
+def search(values: Mapping[str, Any]) -> None:
+    """Print what a search came to."""
+    failed = ", ".join(f"{count:,} {cause}" for cause, count in values["failures"].items())
+    rows = {
+        "best value": f"{values['best_f']:.10g}",
+        "constraint violation": f"{values['best_violation']:.4g}",
+        "evaluations": f"{values['evaluations']:,}",
+        "generations": f"{values['generations']:,}",
+        "failed": failed or "none",
+        "ended by": values["reason"],
+        "time": f"{values['wall_s']:.2f} s",
+        "evaluations/s": f"{values['evaluations_per_s']:,.0f}",
+        "ranks": f"{values['ranks']}",
+    }
+    if values["best_violation"] == 0:
+        del rows["constraint violation"]
+    best = values["best"]
+    for name, value in best.items() if isinstance(best, dict) else ():
+        rows[name] = _short(value)
+    _table(["", "result"], [[label, text] for label, text in rows.items()])
+
+
+@contextmanager
+def tuning_progress(rank: int) -> Iterator[Callable[[list[Record], int], object] | None]:
+    """Show trials done and running and the best value, on rank 0 and only on a terminal."""
+    if rank != 0 or not _on_terminal(2):
+        yield None
+        return
+    columns = (TextColumn("tuning"), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    with Progress(*columns, console=_err(), transient=True) as bar:
+        task = bar.add_task("tuning", total=None, said="")
+
+        def tell(records: list[Record], running: int) -> None:
+            best = best_of(records)
+            value = "none yet" if best is None else f"{best.value:.6g}"
+            bar.update(task, said=f"{len(records)} done, {running} running, best {value}")
+
+        yield tell
+
+
+def trials(records: list[Record], shares: Mapping[str, float], most: int = 10) -> None:
+    """Print the best trials, and what each parameter explains."""
+    done = [record for record in records if record.value is not None]
+    done.sort(key=lambda record: (-(record.budget or 0), record.state != "complete", record.value))
+    names = list(done[0].params) if done else []
+    rows = [
+        [str(r.number), f"{r.value:.6g}", r.state, *(_short(r.params[name]) for name in names)]
+        for r in done[:most]
+    ]
+    _table(["trial", "value", "state", *names], rows)
+    if shares:
+        _table(["parameter", "explains alone"], [[name, f"{s:.0%}"] for name, s in shares.items()])
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _on_terminal(stream: int) -> bool:

@@ -5,6 +5,7 @@ of one rank alone is printed there, and ends the others through ``MPI_Abort``, b
 they may be waiting for it.
 """
 
+import json
 import os
 import sys
 import traceback
@@ -22,7 +23,11 @@ from paropt_hpc.cluster import describe, run_selftest
 from paropt_hpc.comm import Communicator, tuning, world
 from paropt_hpc.comm.launcher import abort, launched_rank, launched_size
 from paropt_hpc.errors import ConfigError, ParoptError, StoppedError, is_on_every_rank
-from paropt_hpc.train import Config, load_config, read_summary, train
+from paropt_hpc.experiments import load_tuning, plot_search, plot_trials, tune_training
+from paropt_hpc.metaheuristics.config import load_search
+from paropt_hpc.metaheuristics.minimise import minimise
+from paropt_hpc.train import Config, Summary, load_config, read_summary, train
+from paropt_hpc.tuning import importance
 
 __all__ = ["main"]
 
@@ -106,9 +111,20 @@ Resume = Annotated[
 ]
 
 
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="FILE", help="Write a timeline of all ranks for chrome://tracing."
+    ),
+]
+
+
 @app.command("train", epilog="mpiexec -n 4 paropt train digits.toml --set compress.method=topk")
 def train_command(
-    config_file: ConfigFile, assignments: Assignments = None, resume: Resume = False
+    config_file: ConfigFile,
+    assignments: Assignments = None,
+    resume: Resume = False,
+    trace: Trace = None,
 ) -> None:
     """Train a model as a configuration says, on as many ranks as are started.
 
@@ -117,12 +133,69 @@ def train_command(
     """
     with world() as comm:
         assignments = [*(assignments or []), *(["run.resume=true"] if resume else [])]
+        if trace is not None:
+            assignments.append(f"run.trace={json.dumps(str(trace))}")
         config = _shared_config(comm, config_file, assignments)
         with console.progress(comm.rank) as observer:
             summary = train(config, comm, observer)
         if comm.rank == 0:
             console.summary(asdict(summary))
             console.line(f"results in {config.run.dir}")
+            if trace is not None:
+                console.line(f"timeline in {trace}; open it in chrome://tracing or ui.perfetto.dev")
+            if summary.straggler >= 0 and config.strategy.name != "parameter-server":
+                console.warning(_about_straggler(summary))
+
+
+@app.command(epilog="mpiexec -n 4 paropt optimize search.toml --set islands.count=4")
+def optimize(
+    config_file: ConfigFile, assignments: Assignments = None, resume: Resume = False
+) -> None:
+    """Minimise a function, a tour or what a program prints, without gradients.
+
+    Results go to the run folder, `runs/NAME` by default: the complete configuration, the figures of
+    the generations, a plot of the convergence, and a summary with the best point.
+    """
+    with world() as comm:
+        assignments = [*(assignments or []), *(["run.resume=true"] if resume else [])]
+        with comm.together():
+            config = load_search(config_file, assignments)
+            if config.run.dir is None:
+                run = config.run.model_copy(update={"dir": str(Path("runs") / config_file.stem)})
+                config = config.model_copy(update={"run": run})
+        with console.search_progress(comm.rank) as observer:
+            summary = minimise(config, comm, observer)
+        if comm.rank == 0:
+            console.search(summary)
+            folder = Path(str(config.run.dir))
+            if config.run.plots and plot_search(folder) is None:
+                console.line("no plot: pip install 'paropt-hpc[plots]'")
+            console.line(f"results in {folder}")
+
+
+@app.command(epilog="mpiexec -n 5 paropt tune tune.toml --set tune.trials=40")
+def tune(config_file: ConfigFile, assignments: Assignments = None, resume: Resume = False) -> None:
+    """Search good settings of a training: learning rate, batch, density, strategy.
+
+    Rank 0 only manages, so start one rank more than should train. Results go to `runs/NAME`
+    by default: a table of the trials, which `--resume` goes on with, and a plot.
+    """
+    with world() as comm:
+        assignments = [*(assignments or []), *(["tune.resume=true"] if resume else [])]
+        with comm.together():
+            config = load_tuning(config_file, assignments)
+            if config.tune.dir is None:
+                found = config.tune.model_copy(update={"dir": str(Path("runs") / config_file.stem)})
+                config = config.model_copy(update={"tune": found})
+        with console.tuning_progress(comm.rank) as observer:
+            space, records = tune_training(config, comm, observer)
+        if comm.rank == 0:
+            shares = importance(space, records)
+            console.trials(records, shares)
+            folder = Path(str(config.tune.dir))
+            if plot_trials(folder, records, shares) is None:
+                console.line("no plot: pip install 'paropt-hpc[plots]'")
+            console.line(f"trials in {folder / 'trials.jsonl'}")
 
 
 @app.command()
@@ -176,6 +249,14 @@ def tune_comm() -> None:
             before.merged(table).save(path)
             console.timings(rows)
             console.line(f"table in {path}")
+
+
+def _about_straggler(summary: Summary) -> str:
+    return (
+        f"rank {summary.straggler} takes {summary.straggler_factor:.1f} times as long as the "
+        "others to compute a step, so that they wait wherever all must meet; look at its node "
+        "(clock, other jobs, pinning), or let strategy.name = 'parameter-server' deal it less work"
+    )
 
 
 def _shared_config(comm: Communicator, path: Path, assignments: list[str]) -> Config:

@@ -7,6 +7,7 @@ to a millisecond, so that a server that has nothing to do costs nothing. It also
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from paropt_hpc.errors import CollectiveTimeout
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Mailbox", "wait_until"]
+__all__ = ["Mailbox", "Pulse", "wait_until"]
 
 _SHORTEST, _LONGEST = 2e-5, 1e-3  # seconds of sleep between two looks
 
@@ -51,9 +52,15 @@ class Mailbox:
 
     def send(self, target: int, tag: int, buffer: NDArray[Any]) -> None:
         """Begin to send a contiguous buffer, which must not change before `flush`."""
-        self._sending.append(
-            (self._mpi.Isend(as_bytes(buffer, writable=False), target, tag), buffer)
-        )
+        self._sending.append((self.post(target, tag, buffer), buffer))
+
+    def post(self, target: int, tag: int, buffer: NDArray[Any]) -> MPI.Request:
+        """Begin to send a contiguous buffer, which the caller keeps until that is done."""
+        return self._mpi.Isend(as_bytes(buffer, writable=False), target, tag)
+
+    def barrier(self) -> MPI.Request:
+        """Say that this rank has arrived; the request is done when all have. Collective."""
+        return self._mpi.Ibarrier()
 
     def flush(self) -> None:
         """Wait until the buffers of all `send` so far may be used again."""
@@ -110,6 +117,56 @@ class Mailbox:
 
         pending = list(requests)
         wait_until(lambda: MPI.Request.Testall(pending), self.timeout, fault)
+
+
+class Pulse:
+    """What all ranks tell one another in each step, without keeping step; collective.
+
+    Every rank calls `send` equally often, and takes the results in order, as they come.
+
+    Parameters
+    ----------
+    comm : Communicator
+    width : int
+        Numbers that a rank tells.
+
+    Attributes
+    ----------
+    taken : int
+        Results taken so far.
+    """
+
+    def __init__(self, comm: Communicator, width: int) -> None:
+        self._comm = comm
+        self._width = width
+        self._pending: deque[tuple[MPI.Request | None, NDArray[Any], NDArray[Any]]] = deque()
+        self.taken = 0
+
+    @property
+    def pending(self) -> int:
+        """Results that have not been taken yet."""
+        return len(self._pending)
+
+    def send(self, numbers: Sequence[float]) -> None:
+        """Tell the others this step's numbers."""
+        own = np.array(numbers, np.float64)
+        rows = np.empty((self._comm.size, self._width))
+        request = None
+        if self._comm.size > 1:
+            request = self._comm._mpi.Iallgather(own, rows)
+        else:
+            rows[0] = own
+        self._pending.append((request, own, rows))
+
+    def arrived(self) -> bool:
+        """Say whether the oldest result is there."""
+        request = self._pending[0][0]
+        return request is None or bool(request.Test())
+
+    def take(self) -> NDArray[np.float64]:
+        """Return the oldest result, once it has arrived: a row for every rank."""
+        self.taken += 1
+        return self._pending.popleft()[2]
 
 
 def wait_until(done: Callable[[], Any], timeout: float, fault: str) -> None:

@@ -46,6 +46,7 @@ __all__ = [
     "make",
     "mixing_matrix",
     "one_peer_exponential",
+    "pairwise_matrix",
     "period_matrix",
     "ring",
     "spectral_gap",
@@ -275,6 +276,30 @@ def mixing_matrix(topology: Topology, step: int = 0) -> NDArray[np.float64]:
         neighbors = topology.neighbors(rank, step)
         matrix[rank, rank] = neighbors.own_weight
         matrix[rank, list(neighbors.sources)] = neighbors.weights
+    return matrix
+
+
+def pairwise_matrix(topology: Topology) -> NDArray[np.float64]:
+    """Return the expected mixing matrix of one average of a random pair.
+
+    A rank drawn uniformly, at a uniform step of the period, averages with one of its targets,
+    drawn uniformly. Each such average is a projection, so the expected square of the distance
+    from the mean falls by the matrix's second eigenvalue at least (S. Boyd, A. Ghosh,
+    B. Prabhakar, D. Shah, "Randomized gossip algorithms", IEEE Trans. Inf. Theory 52(6), 2006,
+    eq. 16).
+
+    Returns
+    -------
+    ndarray, shape (size, size)
+    """
+    matrix = np.eye(topology.size)
+    for step in range(topology.period):
+        for rank in range(topology.size):
+            targets = topology.neighbors(rank, step).targets
+            for target in targets:
+                share = 0.5 / (topology.size * topology.period * len(targets))
+                matrix[[rank, target], [rank, target]] -= share
+                matrix[[rank, target], [target, rank]] += share
     return matrix
 
 

@@ -29,6 +29,7 @@ another one; inside the library's own collectives that is not known apart, and a
 import math
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 __all__ = ["OperationTraffic", "StepTimes", "Traffic"]
@@ -78,6 +79,8 @@ class Traffic:
 
     step_times: StepTimes = field(default_factory=StepTimes)
     _seconds_at_step: float = 0.0
+    #: called at the end of every operation with its name and seconds
+    listener: Callable[[str, float], None] | None = None
 
     def record(
         self,
@@ -95,6 +98,8 @@ class Traffic:
         counter.bytes_sent += sent
         counter.bytes_received += received
         counter.seconds += seconds
+        if self.listener is not None:
+            self.listener(operation, seconds)
 
     def __getitem__(self, operation: str) -> OperationTraffic:
         """Return one operation's counters, all zero if it was never called."""

@@ -21,6 +21,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, str]:
         "test accuracy": f"{summary['test_accuracy']:.4f}",
         "time": f"{summary['wall_s']:.2f} s",
         "samples/s": f"{summary['samples_per_s']:,.0f}",
+        **_split(summary),
         "time in communication": f"{summary['comm_share']:.1%}",
         "jitter of that time": f"{summary['comm_jitter']:.0%}",
         "sent per rank and step": _bytes(sent),
@@ -32,11 +33,30 @@ def figures(summary: Mapping[str, Any]) -> dict[str, str]:
 def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Return a table, header first: one row per figure, one column per named run."""
     columns = {name: figures(summary) for name, summary in summaries.items()}
-    labels = next(iter(columns.values()))
+    labels = list(dict.fromkeys(label for column in columns.values() for label in column))
     return [
         ["", *columns],
-        *([label, *(column[label] for column in columns.values())] for label in labels),
+        *([label, *(column.get(label, "-") for column in columns.values())] for label in labels),
     ]
+
+
+def _split(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return where the time went, and who was slow, as far as a summary says."""
+    texts: dict[str, str] = {}
+    seconds = summary.get("seconds", {})
+    total = sum(seconds.values())
+    if total > 0:
+        texts["compute / compress / update"] = " / ".join(
+            f"{seconds[kind] / total:.0%}" for kind in ("compute", "compress", "update")
+        )
+        texts["communicate / wait / other"] = " / ".join(
+            f"{seconds[kind] / total:.0%}" for kind in ("communicate", "wait", "other")
+        )
+    if summary.get("straggler", -1) >= 0:
+        texts["slowest rank"] = (
+            f"{summary['straggler']} ({summary['straggler_factor']:.1f}x the others)"
+        )
+    return texts
 
 
 def _bytes(count: float) -> str:

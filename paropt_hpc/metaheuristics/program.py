@@ -37,8 +37,8 @@ class Program:
         Split into words like a shell does, but no shell runs it. In braces: ``x0``, ``x1``, ... for
         the numbers of the row, or the names of the variables where `decode` gives a dict;
         ``folder`` for the folder of the evaluation. Formats like ``{x0:.3f}`` work; without one, a
-        number is written so that it reads back as the same. The program's own path is relative to
-        the current folder.
+        number is written so that it reads back as the same. Words that name files of the current
+        folder, such as the program or a script, are made absolute.
     inputs : mapping of str to str, optional
         Files to write into the folder before the start: name to template, with the same braces.
     output : str, optional
@@ -149,11 +149,18 @@ def _split(command: str) -> list[str]:
         raise ConfigError(f"command {command!r} cannot be split: {error}") from None
     if not words:
         raise ConfigError("command must name a program, got nothing")
-    if os.sep in words[0] and "{" not in words[0]:
-        words[0] = str(Path(words[0]).absolute())
+    # The program starts in another folder, where relative names would mean nothing.
+    words = [str(Path(w).absolute()) if "{" not in w and _is_file(w) else w for w in words]
     if "{" not in words[0] and shutil.which(words[0]) is None:
         raise ConfigError(f"there is no program {words[0]!r}; give its path")
     return words
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except OSError:  # a word too long for a name
+        return False
 
 
 def _check_template(template: str) -> None:

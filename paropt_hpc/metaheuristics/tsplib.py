@@ -6,8 +6,8 @@ distance functions are those of the "TSPLIB 95" paper, section 2: integers, roun
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ _RADIUS = 6378.388  # kilometres, of the idealised earth of GEO distances
 _PI = 3.141592  # as TSPLIB has it
 
 
-class Tour(NamedTuple):
+@dataclass(frozen=True)
+class Tour:
     """A symmetric or asymmetric problem: an objective of permutations of the cities.
 
     Called with rows, shape (m, n), that hold permutations, or keys whose order is one, it returns

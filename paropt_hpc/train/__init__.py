@@ -1,6 +1,8 @@
 """A gradient becomes an update: strategies, optimizers, samplers, data, models, the loop."""
 
+from paropt_hpc.runs import read_summary
 from paropt_hpc.train.allreduce import AllReduce
+from paropt_hpc.train.async_gossip import AsyncGossip
 from paropt_hpc.train.config import Config, load_config
 from paropt_hpc.train.data import Dataset, load_dataset
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
@@ -22,7 +24,6 @@ from paropt_hpc.train.normalisation import BatchNorm, VirtualBatchNorm
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.parameter_server import ParameterServer
 from paropt_hpc.train.replica import Replica
-from paropt_hpc.train.run_folder import read_summary
 from paropt_hpc.train.samplers import Shard, ShardedSampler
 from paropt_hpc.train.schedules import (
     Cosine,
@@ -43,6 +44,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "AllReduce",
+    "AsyncGossip",
     "Batch",
     "BatchNorm",
     "ChocoGossip",

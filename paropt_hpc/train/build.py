@@ -9,8 +9,10 @@ from paropt_hpc.compress import Compressor, Quantize, RandomK, Threshold, TopK
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.rng import philox
 from paropt_hpc.train.allreduce import AllReduce
+from paropt_hpc.train.async_gossip import AsyncGossip
 from paropt_hpc.train.config import Config, ModelConfig, StrategyConfig, TrainConfig
 from paropt_hpc.train.data import Dataset
+from paropt_hpc.train.early_stopping import EarlyStopping
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
 from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.loss_scale import LossScale
@@ -28,7 +30,16 @@ from paropt_hpc.train.schedules import (
 )
 from paropt_hpc.train.strategies import Strategy
 
-__all__ = ["build_model", "build_strategy", "worker_count"]
+__all__ = ["build_early_stopping", "build_model", "build_strategy", "worker_count"]
+
+
+def build_early_stopping(config: Config) -> EarlyStopping | None:
+    """Return what watches the metric that a configuration names."""
+    settings = config.early_stopping
+    if settings.metric is None:
+        return None
+    mode = settings.mode or ("min" if settings.metric == "loss" else "max")
+    return EarlyStopping(settings.patience, settings.min_delta, mode)
 
 
 def worker_count(config: Config, size: int) -> int:
@@ -112,7 +123,7 @@ def build_strategy(
             overlap=config.strategy.overlap,
             bucket_bytes=math.ceil(config.strategy.bucket_mb * 2**20),
         )
-    return _own_parameters(config.strategy, comm, optimizer, compressor)
+    return _own_parameters(config.strategy, comm, optimizer, compressor, config.run.seed)
 
 
 def _server(
@@ -142,6 +153,7 @@ def _own_parameters(
     comm: Communicator,
     optimizer: Optimizer,
     compressor: Compressor | None,
+    seed: int,
 ) -> Strategy:
     """Return a strategy in which every rank has parameters of its own for a while."""
     if settings.name == "localsgd":
@@ -155,6 +167,8 @@ def _own_parameters(
             settings.algorithm,
         )
     topology = make_topology(settings.topology, comm.size)
+    if settings.name == "async-gossip":
+        return AsyncGossip(comm, optimizer, topology, settings.lead, seed)
     if settings.name == "push-sum":
         return PushSum(comm, optimizer, topology)
     if settings.name == "choco":

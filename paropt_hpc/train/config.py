@@ -3,18 +3,16 @@
 Every key is checked before anything else happens: its name, its type and its range.
 """
 
-import difflib
-import json
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from paropt_hpc.errors import ConfigError
+from paropt_hpc.runs.settings import Section, load
 
-__all__ = ["Config", "check_identity", "identity", "load_config", "to_toml"]
+__all__ = ["Config", "check_identity", "identity", "load_config"]
 
 Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -24,18 +22,14 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 IN_STEP = ("allreduce", "localsgd", "gossip", "push-sum", "choco")
 
 
-class Section(BaseModel):
-    """A table of the file: no unknown keys, no conversions, no changes afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
 class RunConfig(Section):
     """Where results go, and the seed of everything random."""
 
     dir: str | None = None  # run folder; by default runs/<name of the file>
     seed: Annotated[int, Field(ge=0)] = 0
     overwrite: bool = False  # replace the results in a run folder that has some
+    tensorboard: bool = False  # also write the metrics for TensorBoard, in the run folder
+    trace: str | None = None  # file for a timeline of all ranks in Chrome's trace format
     resume: bool = False  # go on from the newest checkpoint in the run folder, if there is one
 
 
@@ -66,8 +60,8 @@ class ModelConfig(Section):
     """The model and the type of its parameters."""
 
     name: Literal["softmax", "mlp", "cnn"] = "mlp"
-    hidden: list[Positive] = [128]  # widths of the hidden layers; not softmax
-    channels: list[Positive] = [8, 16]  # cnn: filters of its convolutions
+    hidden: list[Positive] = Field(default=[128])  # widths of the hidden layers; not softmax
+    channels: list[Positive] = Field(default=[8, 16])  # cnn: filters of its convolutions
     image: list[Positive] | None = None  # cnn: height, width, channels; by default square and grey
     norm: Literal["none", "batch", "virtual"] = "none"  # batch: over all ranks, as on one
     virtual_batch: Annotated[int, Field(ge=2)] = 16  # virtual: samples that are normalised together
@@ -108,9 +102,9 @@ class TrainConfig(Section):
 class StrategyConfig(Section):
     """How ranks keep their parameters together."""
 
-    name: Literal["allreduce", "localsgd", "parameter-server", "gossip", "push-sum", "choco"] = (
-        "allreduce"
-    )
+    name: Literal[
+        "allreduce", "localsgd", "parameter-server", "gossip", "async-gossip", "push-sum", "choco"
+    ] = "allreduce"
     algorithm: Literal["auto", "mpi", "ring", "recursive_doubling", "shared", "hierarchical"] = (
         "auto"  # of the dense all-reduce
     )
@@ -130,9 +124,10 @@ class StrategyConfig(Section):
     group: Positive = 1  # parameter-server: gradients whose mean is one update
     topology: Literal[
         "ring", "torus", "hypercube", "exponential", "one-peer-exponential", "star", "complete"
-    ] = "ring"  # gossip, push-sum, choco
+    ] = "ring"  # all kinds of gossip
     order: Literal["adapt-then-combine", "combine-then-adapt"] = "adapt-then-combine"  # gossip
     tracking: bool = False  # gossip: track the mean gradient
+    lead: Positive = 16  # async-gossip: steps that a rank may be ahead of the slowest
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.4  # choco: how far to move
 
 
@@ -180,6 +175,15 @@ class CheckpointConfig(Section):
     keep: Positive = 2  # how many checkpoints to keep
 
 
+class EarlyStoppingConfig(Section):
+    """When to end a run before its last epoch."""
+
+    metric: Literal["loss", "test_accuracy"] | None = None  # watched; by default none
+    patience: Positive = 5  # epochs without improvement
+    min_delta: NotNegative = 0.0  # by how much a value must be better to be an improvement
+    mode: Literal["min", "max"] | None = None  # which way is better; by default the metric's
+
+
 class DebugConfig(Section):
     """What shows how a run bears trouble; no part of its identity."""
 
@@ -197,6 +201,7 @@ class Config(Section):
     strategy: StrategyConfig = StrategyConfig()
     compress: CompressConfig = CompressConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     debug: DebugConfig = DebugConfig()
 
     @model_validator(mode="after")
@@ -274,15 +279,7 @@ def load_config(path: Path, assignments: Iterable[str] = ()) -> Config:
     ConfigError
         Naming the key, what was expected, and what was found.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    for assignment in assignments:
-        _assign(values, assignment)
-    return _validate(values, str(path))
+    return load(Config, path, assignments)
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -319,65 +316,3 @@ def _changed(key: str, before: Any, now: Any) -> ConfigError:
         f"cannot resume: {key} was {before!r} when the checkpoint was made and is {now!r} now; "
         "restore it, or start a new run in another run.dir"
     )
-
-
-def to_toml(config: Config) -> str:
-    """Return the complete configuration as TOML; keys without a value as comments."""
-    lines = []
-    for section, values in config.model_dump().items():
-        lines.append(f"[{section}]")
-        for key, value in values.items():
-            # JSON's strings, numbers, booleans and arrays are valid TOML.
-            lines.append(f"# {key} is not set" if value is None else f"{key} = {_json(value)}")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _assign(values: dict[str, Any], assignment: str) -> None:
-    name, equals, text = assignment.partition("=")
-    section, dot, key = name.strip().partition(".")
-    if not (equals and dot and key):
-        raise ConfigError(
-            f"--set takes SECTION.KEY=VALUE, got {assignment!r}; for instance --set train.lr=0.1"
-        )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    table = values.setdefault(section, {})
-    if isinstance(table, dict):  # otherwise validation names the fault
-        table[key] = value
-
-
-def _validate(values: dict[str, Any], source: str) -> Config:
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        raise ConfigError(f"{source}: unknown key {key}; {_nearest(key)}")
-    if first["type"] == "value_error":
-        raise ConfigError(f"{source}: {first['ctx']['error']}")
-    reason = first["msg"].removeprefix("Input ")
-    raise ConfigError(f"{source}: {key} {reason}, got {first['input']!r}")
-
-
-def _nearest(key: str) -> str:
-    """Name the valid key that was probably meant, or list the valid ones."""
-    valid = [
-        f"{section}.{name}"
-        for section, field in Config.model_fields.items()
-        for name in type(field.default).model_fields
-    ]
-    section, _, last = key.rpartition(".")
-    elsewhere = [name for name in valid if name.endswith(f".{last}")]  # right key, wrong table
-    close = difflib.get_close_matches(key, [*valid, *Config.model_fields], n=1)
-    if elsewhere or close:
-        return f"did you mean {(elsewhere or close)[0]}?"
-    known = [name for name in valid if name.startswith(f"{section}.")] or list(Config.model_fields)
-    return f"known are {', '.join(known)}"

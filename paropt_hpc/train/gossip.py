@@ -36,7 +36,7 @@ __all__ = ["ORDERS", "ChocoGossip", "Gossip", "PushSum"]
 ORDERS = ("adapt-then-combine", "combine-then-adapt")
 
 
-class _Mixing(Strategy):
+class Mixing(Strategy):
     """What all gossip has in common: a topology, a step number, parameters that differ."""
 
     def __init__(
@@ -84,7 +84,7 @@ class _Mixing(Strategy):
         self._step = int(state["step"])
 
 
-class Gossip(_Mixing):
+class Gossip(Mixing):
     r"""Decentralised parallel SGD, plain [1]_ or with gradient tracking [3]_.
 
     Parameters
@@ -162,7 +162,7 @@ class Gossip(_Mixing):
             self._tracked, self._last = state["tracked"].copy(), state["last"].copy()
 
 
-class PushSum(_Mixing):
+class PushSum(Mixing):
     """Stochastic gradient push [1]_: gossip over any directed, connected topology.
 
     Parameters
@@ -210,7 +210,7 @@ class PushSum(_Mixing):
         self._biased[:] = state["biased"]
 
 
-class ChocoGossip(_Mixing):
+class ChocoGossip(Mixing):
     r"""Compressed gossip: neighbours hear of a rank through differences [1]_, algorithm 2.
 
     Each rank keeps what the neighbours were told of it, :math:`\hat x_i`, and the mix of what

@@ -13,17 +13,22 @@ from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import DataError, DivergenceError, StoppedError, on_every_rank
-from paropt_hpc.runs import Checkpoint, Checkpoints, StopRequest, rank_part
+from paropt_hpc.runs import Checkpoint, Checkpoints, RunFolder, StopRequest, rank_part
 from paropt_hpc.runs.checkpoint import merge, only, without
 from paropt_hpc.train.asynchronous import Asynchronous
-from paropt_hpc.train.build import build_model, build_strategy, worker_count
+from paropt_hpc.train.build import (
+    build_early_stopping,
+    build_model,
+    build_strategy,
+    worker_count,
+)
 from paropt_hpc.train.config import Config, check_identity, identity
 from paropt_hpc.train.data import load_dataset
 from paropt_hpc.train.meter import Meter, Observer
 from paropt_hpc.train.models import Batch
-from paropt_hpc.train.run_folder import RunFolder
 from paropt_hpc.train.samplers import Shard, ShardedSampler
 from paropt_hpc.train.strategies import combine
+from paropt_hpc.train.timeline import Timeline
 
 __all__ = ["Summary", "Trainer", "train"]
 
@@ -53,6 +58,9 @@ class Summary:
     comm_jitter: float  # standard deviation over mean of the communication time of a step
     bytes_sent_per_rank: int  # all that rank 0 sent during the steps
     dense_bytes_per_rank: int  # what dense gradients would have sent: 2 (P-1)/P n per step
+    seconds: dict[str, float]  # mean over ranks, by kind: compute, compress, ..., other
+    straggler: int  # rank whose steps take much longer to compute than the others', else -1
+    straggler_factor: float  # by how much; 1 without a straggler
 
 
 def train(config: Config, comm: Communicator, observer: Observer | None = None) -> Summary:
@@ -107,13 +115,19 @@ class Trainer:
         self.strategy = build_strategy(
             config, comm, self.model.layers, self.sampler.steps_per_epoch
         )
+        self.early = build_early_stopping(config)
+        self.timeline = Timeline(comm, Path(config.run.trace) if config.run.trace else None)
+        self.timeline.watch(self, "_gradient", "compute")
+        self.timeline.watch(self.strategy.optimizer, "update", "update")
         self.checkpoints: Checkpoints | None = None
         if config.run.dir is not None:
             folder = Path(config.run.dir) / "checkpoints"
             self.checkpoints = Checkpoints(folder, comm, config.checkpoint.keep)
         self.folder: RunFolder | None = None
         if comm.rank == 0 and config.run.dir is not None:
-            self.folder = RunFolder(Path(config.run.dir), config)
+            self.folder = RunFolder(
+                Path(config.run.dir), config, config.run, tensorboard=config.run.tensorboard
+            )
 
     def run(self, observer: Observer | None = None) -> Summary:
         """Train for all epochs and return the figures; collective.
@@ -127,18 +141,35 @@ class Trainer:
         # In memory that the ranks of a node share, its reduction there needs no copy.
         self.gradient = self.comm.empty(self.model.size, self.params.dtype)
         self.strategy.start(self.params)
-        meter = Meter(self.comm, self.sampler.steps_per_epoch * settings.epochs, observer)
+        for compressor in self.strategy.compressors:
+            for method in ("compress", "take"):  # whichever the wire calls
+                if hasattr(compressor, method):
+                    self.timeline.watch(compressor, method, "compress")
+        total = self.sampler.steps_per_epoch * settings.epochs
+        meter = Meter(self.comm, self.timeline, total, observer)
         position = self._resume(meter) if self.config.run.resume else Position(0, 0)
         # A diverging run is found by its loss; NumPy need not warn of it on every rank.
-        with StopRequest() as stop, np.errstate(over="ignore", invalid="ignore"):
-            for epoch in range(position.epoch, settings.epochs):
-                first = position.batch if epoch == position.epoch else 0
-                if isinstance(self.strategy, Asynchronous):
-                    self._run_freely(self.strategy, epoch, first, meter, stop)
-                else:
-                    self._run_epoch(epoch, first, meter, stop)
-        self.strategy.finish(self.params)
-        return self._summarise(meter)
+        try:
+            with StopRequest() as stop, np.errstate(over="ignore", invalid="ignore"):
+                epochs = self._run_epochs(position, meter, stop)
+            self.strategy.finish(self.params)
+        except StoppedError:
+            self.timeline.write()
+            raise
+        self.timeline.write()
+        return self._summarise(meter, epochs)
+
+    def _run_epochs(self, position: Position, meter: Meter, stop: StopRequest) -> int:
+        """Train from a position on; return the number of epochs that are done then."""
+        for epoch in range(position.epoch, self.config.train.epochs):
+            if self.early is not None and self.early.stopped:
+                return epoch
+            first = position.batch if epoch == position.epoch else 0
+            if isinstance(self.strategy, Asynchronous):
+                self._run_freely(self.strategy, epoch, first, meter, stop)
+            else:
+                self._run_epoch(epoch, first, meter, stop)
+        return max(position.epoch, self.config.train.epochs)
 
     def _run_epoch(self, epoch: int, first: int, meter: Meter, stop: StopRequest) -> None:
         """Take the steps of an epoch from batch `first` on, with checkpoints between them."""
@@ -256,6 +287,8 @@ class Trainer:
             if self.comm.rank > 0:
                 state = without(state, self.strategy.shared)
             about = position._asdict() | {"meter": meter.state(), "config": identity(self.config)}
+            if self.early is not None:
+                about["early_stopping"] = self.early.state_dict()
             self.checkpoints.save(meter.steps, about, {rank_part(self.comm.rank): state})
         if signal:
             place = "no checkpoint, for want of a run.dir"
@@ -277,9 +310,12 @@ class Trainer:
             self.params[:] = state["params"]
             self.model.load_state_dict(state.get("model", {}))
             self.strategy.load_state_dict(state["strategy"])
-            if found.parts == self.comm.size:
+            same = "params" in self.strategy.shared and not state.get("model")
+            if found.parts == self.comm.size or same:
                 self._check_probe(found, state["probe"])
             meter.load_state(found.position["meter"])
+            if self.early is not None and "early_stopping" in found.position:
+                self.early.load_state_dict(found.position["early_stopping"])
             if self.folder is not None:
                 self.folder.keep_metrics(found.position["epoch"])
         return Position(found.position["epoch"], found.position["batch"])
@@ -291,8 +327,9 @@ class Trainer:
             own = shared if self.comm.rank == 0 else found.state(rank_part(self.comm.rank))
             return merge(only(shared, self.strategy.shared), own)
         states = [found.state(rank_part(rank)) for rank in range(found.parts)]
+        probe = {"probe": states[0]["probe"]}
         models = [{"model": state.pop("model", {})} for state in states]
-        state = self.strategy.reshard(states, self.comm.rank, self.comm.size)
+        state = self.strategy.reshard(states, self.comm.rank, self.comm.size) | probe
         return merge(state, combine(models, lambda vectors: np.mean(vectors, axis=0)))
 
     def _probe(self) -> float:
@@ -311,40 +348,49 @@ class Trainer:
 
     def _record(self, epoch: int, meter: Meter) -> None:
         _, accuracy = self.evaluate(self.data.test)
-        said = self.strategy.metrics(self.params)
+        record = {
+            "epoch": epoch + 1,
+            "step": meter.steps,
+            "loss": _mean_of_finite(meter.losses),
+            "test_accuracy": accuracy,
+            "lr": self.strategy.optimizer.lr,
+            "wall_s": meter.wall_s,
+            "comm_s": meter.comm_s,
+            "bytes_sent": meter.bytes_sent,
+            "seconds": meter.gather(),
+            **self.strategy.metrics(self.params),
+        }
+        if meter.straggler is not None:
+            record["straggler"] = meter.straggler._asdict()
         if self.folder is not None:
-            self.folder.add_metrics(
-                {
-                    "epoch": epoch + 1,
-                    "step": meter.steps,
-                    "loss": _mean_of_finite(meter.losses),
-                    "test_accuracy": accuracy,
-                    "lr": self.strategy.optimizer.lr,
-                    "wall_s": meter.wall_s,
-                    "comm_s": meter.comm_s,
-                    "bytes_sent": meter.bytes_sent,
-                    **said,
-                }
-            )
+            self.folder.add_metrics(record)
+        if self.early is not None:
+            # Equal on all ranks but for rounding; rank 0 decides.
+            watched = np.array([record[self.config.early_stopping.metric or "loss"]], np.float64)
+            self.comm.broadcast(watched)
+            self.early.update(float(watched[0]))
 
-    def _summarise(self, meter: Meter) -> Summary:
+    def _summarise(self, meter: Meter, epochs: int) -> Summary:
         final_loss, _ = self.evaluate(self.data.train)
         _, test_accuracy = self.evaluate(self.data.test)
         size, n = self.comm.size, self.params.nbytes
-        samples = self.config.train.epochs * self.sampler.n
+        seconds = meter.gather()
         summary = Summary(
             ranks=size,
             parameters=self.model.size,
             steps=meter.steps,
-            epochs=self.config.train.epochs,
+            epochs=epochs,
             final_loss=final_loss,
             test_accuracy=test_accuracy,
             wall_s=meter.wall_s,
-            samples_per_s=samples / meter.wall_s,
+            samples_per_s=epochs * self.sampler.n / meter.wall_s,
             comm_share=meter.comm_s / meter.wall_s,
             comm_jitter=self.comm.traffic.jitter,
             bytes_sent_per_rank=meter.bytes_sent,
             dense_bytes_per_rank=meter.steps * (2 * (size - 1) * n // size),
+            seconds=seconds,
+            straggler=meter.straggler.rank if meter.straggler else -1,
+            straggler_factor=meter.straggler.factor if meter.straggler else 1.0,
         )
         if self.folder is not None:
             self.folder.write_summary(asdict(summary))

@@ -138,6 +138,11 @@ class ParameterServer(Asynchronous):
             self._slice = _Slice(params[part], self.optimizer, self.compressor, group)
         self._open()
 
+    @property
+    def compressors(self) -> list[Compressor]:
+        """One for every server's slice, on a rank that works."""
+        return self._compressors
+
     def _open(self) -> None:
         self._total = np.zeros(2)  # sum of losses and number of samples of a phase
         self._signal, self._faulty = 0, -1

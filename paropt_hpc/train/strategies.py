@@ -37,6 +37,12 @@ class Strategy(ABC):
         self.comm = comm
         self.optimizer = optimizer
 
+    @property
+    def compressors(self) -> list[Any]:
+        """What shrinks this rank's gradients, once it has started."""
+        compressor = getattr(self, "compressor", None)
+        return [] if compressor is None else [compressor]
+
     def start(self, params: Array) -> None:
         """Broadcast the parameters of rank 0 to all ranks, in place; collective.
 

@@ -27,7 +27,7 @@ def importance(space: Space, records: list[Record]) -> dict[str, float]:
         With named variables.
     records : list of Record
         Failed ones are passed over; of several budgets only the smallest counts, which all
-        trials had.
+        trials had. Where some were pruned, the first value that each reported counts.
 
     Returns
     -------
@@ -39,14 +39,25 @@ def importance(space: Space, records: list[Record]) -> dict[str, float]:
     fit = [r for r in fit if (r.budget or 0) == least]
     if len(fit) < 2 * _LEAST:
         return {}
-    values = np.array([r.value for r in fit], np.float64)
-    ranks = _ranks(values)
+    ranks = _ranks(_comparable(fit))
     rows = np.array([space.encode(r.params) for r in fit])
     shares = {
         name: max(_explained(rows[:, i], ranks) for i in range(*columns.indices(rows.shape[1])))
         for name, columns in space.columns.items()
     }
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _comparable(records: list[Record]) -> NDArray[np.float64]:
+    """Return values of the same step: the first that was reported where trials were pruned."""
+    first = {record.steps[0][0] if record.steps else None for record in records}
+    if (
+        any(record.state == "pruned" for record in records)
+        and len(first) == 1
+        and None not in first
+    ):
+        return np.array([record.steps[0][1] for record in records])
+    return np.array([record.value for record in records], np.float64)
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -84,8 +84,8 @@ class Halton(Sampler):
 
     J. H. Halton, "On the efficiency of certain quasi-random sequences of points in evaluating
     multi-dimensional integrals", Numerische Mathematik 2, 1960; the shift modulo 1 is that of R.
-    Cranley and T. N. L. Patterson, SIAM Journal on Numerical Analysis 13, 1976. For up to about ten columns:
-    in more, neighbouring ones run in step at first.
+    Cranley and T. N. L. Patterson, SIAM Journal on Numerical Analysis 13, 1976. For up to about
+    ten columns: in more, neighbouring ones run in step at first.
     """
 
     def __init__(self, space: Space, seed: int = 0) -> None:
@@ -217,9 +217,18 @@ class SuccessiveHalving(Sampler):
         Of a trial of the first rung.
     factor : int
         By which there are fewer trials and more budget from rung to rung.
+    rungs : int, optional
+        How many there are at most; by default until one trial is left.
     """
 
-    def __init__(self, first: Sampler, trials: int = 27, budget: int = 1, factor: int = 3) -> None:
+    def __init__(
+        self,
+        first: Sampler,
+        trials: int = 27,
+        budget: int = 1,
+        factor: int = 3,
+        rungs: int | None = None,
+    ) -> None:
         super().__init__(first.space)
         if factor < 2 or trials < 1 or budget < 1:
             raise ConfigError(
@@ -228,7 +237,7 @@ class SuccessiveHalving(Sampler):
             )
         self._first, self._factor, self._budget = first, factor, budget
         self._sizes = [trials]
-        while self._sizes[-1] >= factor:
+        while self._sizes[-1] >= factor and (rungs is None or len(self._sizes) < rungs):
             self._sizes.append(self._sizes[-1] // factor)
         self.limit = sum(self._sizes)
         self._told: dict[int, Record] = {}

@@ -208,7 +208,12 @@ def test_another_number_of_ranks_takes_over_slices_and_residuals(comm, servers):
     counters = {"version": 5, "filled": 0, "dropped": 1, "blocked": 0, "synchronisations": 0}
     sequencer = counters | {"histogram": np.array([3, 2])}
     whole = np.arange(N, dtype=np.float64)
-    states = [{"compressor": {"steps": 5, "residual": factor * whole}} for factor in (1.0, 10.0)]
+    compressor = TopK(0.1)
+    compressor.start(N, np.dtype(np.float64))
+    states = [
+        {"compressor": compressor.state_dict() | {"residual": factor * whole}}
+        for factor in (1.0, 10.0)
+    ]
     cuts = (slice(0, 11), slice(11, N))
     states += [{"optimizer": {"steps": 5, "velocity": whole[cut] + 0.5}} for cut in cuts]
     saved = [
@@ -222,9 +227,8 @@ def test_another_number_of_ranks_takes_over_slices_and_residuals(comm, servers):
     assert np.allclose(residual, 11 * whole)
     velocity = np.zeros(N)
     if "optimizer" in own:
-        velocity[strategy._slices[comm.rank - strategy.servers.start]] = own["optimizer"][
-            "velocity"
-        ]
+        part = strategy._slices[comm.rank - strategy.servers.start]
+        velocity[part] = own["optimizer"]["velocity"]
     comm.allreduce(velocity, "sum")
     assert np.array_equal(velocity, whole + 0.5)
     assert strategy.sequencer.version == 5

@@ -1,5 +1,6 @@
 """A run that was stopped and resumed is the run that never stopped."""
 
+import itertools
 import os
 import signal
 import tempfile
@@ -10,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.errors import ConfigError, StoppedError
+from paropt_hpc.errors import ConfigError, DataError, StoppedError
 from paropt_hpc.train import Config, Trainer
 
 pytestmark = pytest.mark.mpi
@@ -53,6 +54,7 @@ WAYS = {
 }
 # Not deterministic on more than two ranks.
 LOOSE = {
+    "async-gossip": {"strategy": {"name": "async-gossip", "lead": 2}},
     "server": {"strategy": {"name": "parameter-server", "staleness_policy": "wait"}},
     "server, topk": {
         "strategy": {"name": "parameter-server"},
@@ -192,6 +194,44 @@ def test_residuals_are_dealt_out_without_loss(comm, size):
         total = sum(state["strategy"]["compressor"][name] for state in dealt)
         assert np.allclose(total / size, mean)
     assert all(np.array_equal(state["params"], trainer.params) for state in dealt)
+
+
+class Recorder(Trainer):
+    """Remembers the samples of every gradient."""
+
+    def __init__(self, config, comm):
+        super().__init__(config, comm)
+        self.seen = []
+
+    def _gradient(self, shard):
+        self.seen += shard.indices.tolist()
+        return super()._gradient(shard)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("way", ["dense", "topk", "server", "async-gossip"])
+def test_another_number_of_ranks_takes_each_remaining_sample_once(comm, folder, way, size):
+    config = config_of(way, dir=folder / "run", resume=True)
+    first = Recorder(config, comm)
+    with pytest.raises(StoppedError):
+        first.run(stop_at(16))
+    seen = first.seen
+    with comm.split(int(comm.rank < size)) as part:
+        if comm.rank < size:
+            resumed = Recorder(config, part)
+            resumed.run()
+            seen = seen + resumed.seen
+    everything = sorted(itertools.chain(*MPI.COMM_WORLD.allgather(seen)))
+    assert everything == sorted(3 * list(range(first.sampler.n)))
+
+
+def test_a_model_that_is_not_the_one_that_was_saved_is_refused(comm, folder):
+    config = config_of("topk", dir=folder / "run", resume=True)
+    interrupted(config, comm, 7)
+    resumed = Trainer(config, comm)
+    resumed.data.train.x[:] *= 1.01  # as if the file had changed
+    with pytest.raises(DataError, match=r"the model restored from .* has loss .* was stored"):
+        resumed.run()
 
 
 def test_a_checkpoint_that_is_due_at_the_end_of_an_epoch_is_made(comm, folder):

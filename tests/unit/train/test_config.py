@@ -3,8 +3,8 @@ import tomllib
 import pytest
 
 from paropt_hpc.errors import ConfigError
+from paropt_hpc.runs.settings import to_toml
 from paropt_hpc.train import Config, load_config
-from paropt_hpc.train.config import to_toml
 
 
 @pytest.fixture

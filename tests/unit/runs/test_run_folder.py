@@ -4,13 +4,17 @@ import tomllib
 import pytest
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.train import Config, read_summary
+from paropt_hpc.runs import RunFolder, read_summary
+from paropt_hpc.train import Config
 from paropt_hpc.train.config import RunConfig
-from paropt_hpc.train.run_folder import RunFolder
+
+
+def folder_of(path, config):
+    return RunFolder(path, config, config.run)
 
 
 def test_files_of_a_run(tmp_path):
-    folder = RunFolder(tmp_path / "a" / "run", Config())
+    folder = folder_of(tmp_path / "a" / "run", Config())
     folder.add_metrics({"epoch": 1})
     folder.add_metrics({"epoch": 2})
     folder.write_summary({"steps": 3})
@@ -22,11 +26,11 @@ def test_files_of_a_run(tmp_path):
 
 
 def test_results_are_not_overwritten_unasked(tmp_path):
-    RunFolder(tmp_path, Config()).write_summary({"steps": 3})
+    folder_of(tmp_path, Config()).write_summary({"steps": 3})
     with pytest.raises(ConfigError, match="already holds the results"):
-        RunFolder(tmp_path, Config())
+        folder_of(tmp_path, Config())
     assert read_summary(tmp_path) == {"steps": 3}
-    RunFolder(tmp_path, Config(run=RunConfig(overwrite=True)))
+    folder_of(tmp_path, Config(run=RunConfig(overwrite=True)))
     with pytest.raises(ConfigError, match="no finished run"):
         read_summary(tmp_path)
 
@@ -34,7 +38,7 @@ def test_results_are_not_overwritten_unasked(tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write the run folder"):
-        RunFolder(tmp_path / "file" / "run", Config())
+        folder_of(tmp_path / "file" / "run", Config())
 
 
 def test_a_damaged_summary(tmp_path):

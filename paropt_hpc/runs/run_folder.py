@@ -4,12 +4,25 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.train.config import Config, to_toml
+from paropt_hpc.runs.checkpoint import flatten
+from paropt_hpc.runs.settings import Section, to_toml
 
 __all__ = ["RunFolder", "read_summary"]
+
+
+class _RunSettings(Protocol):
+    """What a ``[run]`` table says of its folder."""
+
+    @property
+    def overwrite(self) -> bool:
+        """Replace the results in the folder."""
+
+    @property
+    def resume(self) -> bool:
+        """Go on with them."""
 
 
 class RunFolder:
@@ -19,11 +32,14 @@ class RunFolder:
     whole lines. A folder that already has results is refused unless told otherwise.
     """
 
-    def __init__(self, path: Path, config: Config) -> None:
+    def __init__(
+        self, path: Path, config: Section, run: _RunSettings, *, tensorboard: bool = False
+    ) -> None:
         self.path = path
+        self._writer: Any = None  # of TensorBoard's event files
         self._metrics = path / "metrics.jsonl"
-        resume = config.run.resume and self._metrics.exists()
-        if self._metrics.exists() and not config.run.overwrite and not resume:
+        resume = run.resume and self._metrics.exists()
+        if self._metrics.exists() and not run.overwrite and not resume:
             raise ConfigError(
                 f"{path} already holds the results of a run; name another run.dir, "
                 "go on with --resume, or replace them with --set run.overwrite=true"
@@ -37,11 +53,18 @@ class RunFolder:
             self._write("config.toml", to_toml(config))
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}") from None
+        if tensorboard:
+            self._writer = _event_writer(path / "tensorboard")
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         """Append one record, one line of JSON."""
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+        if self._writer is not None:
+            for name, value in flatten(record).items():
+                if isinstance(value, int | float):
+                    self._writer.add_scalar(name, value, record["step"])
+            self._writer.flush()
 
     def keep_metrics(self, count: int) -> None:
         """Drop all records but the first `count`: what came after a checkpoint comes again."""
@@ -50,6 +73,8 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write the result of the whole run."""
+        if self._writer is not None:
+            self._writer.close()
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
@@ -59,6 +84,17 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path / name)
+
+
+def _event_writer(path: Path) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise ConfigError(
+            "run.tensorboard = true needs tensorboardX; pip install 'paropt-hpc[tensorboard]', "
+            "or set it to false: metrics.jsonl holds the same"
+        ) from None
+    return SummaryWriter(str(path))
 
 
 def read_summary(path: Path) -> dict[str, Any]:

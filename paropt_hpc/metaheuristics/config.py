@@ -1,0 +1,268 @@
+"""The settings of a search: a TOML file, and what it builds."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import ConfigDict, Field, model_validator
+
+from paropt_hpc.errors import ConfigError
+from paropt_hpc.metaheuristics.algorithm import Algorithm
+from paropt_hpc.metaheuristics.compiled import Compiled
+from paropt_hpc.metaheuristics.evaluation import Objective, Scalar, Vectorised
+from paropt_hpc.metaheuristics.island import Budget
+from paropt_hpc.metaheuristics.isolated import Isolated
+from paropt_hpc.metaheuristics.migration import Migration, make_islands
+from paropt_hpc.metaheuristics.program import Program
+from paropt_hpc.metaheuristics.space import (
+    Binary,
+    Categorical,
+    Integer,
+    Permutation,
+    Real,
+    Space,
+    Variable,
+)
+from paropt_hpc.metaheuristics.tsplib import read_tsplib
+from paropt_hpc.runs import Section, load
+
+__all__ = ["SearchConfig", "build_space", "load_function", "load_search"]
+
+Positive = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ObjectiveConfig(Section):
+    """What to minimise: one of function, tsplib and command."""
+
+    function: str | None = None  # "module:callable"; gets the values of the variables as a dict
+    tsplib: str | None = None  # a file of cities
+    command: str | None = None  # a program with variables in braces: "./simulate {rate} {size}"
+    inputs: dict[str, str] = Field(default={})  # command: files for its folder
+    output: str | None = None  # command: a file to read, instead of what is printed
+    keep: Literal["failed", "all", "none"] = "failed"  # command: which folders stay
+    kind: Literal["scalar", "vectorised", "compiled"] = "scalar"  # function: of one point, or all
+    rows: bool = False  # function: gets the row of numbers instead of a dict
+    outputs: Positive = 1  # numbers returned: several objectives
+    constrained: bool = False  # one number more is returned, the total constraint violation
+    retries: Annotated[int, Field(ge=0)] = 0  # after a failure
+    time_limit: PositiveFloat | None = None  # seconds for one evaluation
+    isolate: bool = False  # function: in a process of its own, which may crash or be killed
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "ObjectiveConfig":
+        names = ("function", "tsplib", "command")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"objective.{given[0]} and objective.{given[1]} exclude each other")
+        if self.kind != "scalar" and (self.time_limit or self.retries or self.isolate):
+            raise ValueError(
+                "objective.time_limit, retries and isolate work with objective.kind = 'scalar'"
+            )
+        if self.kind == "compiled" and not self.rows:
+            raise ValueError("objective.kind = 'compiled' needs objective.rows = true")
+        return self
+
+
+class VariableConfig(Section):
+    """One variable."""
+
+    kind: Literal["real", "integer", "categorical", "binary", "permutation"] = "real"
+    low: float | None = None
+    high: float | None = None
+    log: bool = False  # search the logarithm
+    size: Positive | None = None  # a vector of so many
+    choices: list[Any] | None = None  # of a categorical one
+
+    def build(self, name: str) -> Variable:
+        """Return the variable."""
+        if self.kind in ("real", "integer"):
+            if self.low is None or self.high is None:
+                raise ConfigError(f"space.{name} needs low and high")
+            if self.kind == "real":
+                return Real(float(self.low), float(self.high), self.log, self.size)
+            if self.low != int(self.low) or self.high != int(self.high):
+                raise ConfigError(f"space.{name} needs whole bounds, got {self.low}, {self.high}")
+            return Integer(int(self.low), int(self.high), self.log, self.size)
+        if self.kind == "categorical":
+            return Categorical(self.choices or [])
+        if self.kind == "binary":
+            return Binary(self.size)
+        return Permutation(self.size or 0)
+
+
+class AlgorithmConfig(Section):
+    """Which algorithm, with its own options beside the name: ``population = 50``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str | list[str] = "de"  # several take turns on the islands
+
+
+class IslandsConfig(Section):
+    """How many populations, and how they exchange members."""
+
+    count: Positive = 1
+    topology: str = "ring"
+    interval: Positive = 10  # generations between two migrations
+    size: Positive = 2  # emigrants of an island
+    selection: Literal["best", "random", "tournament"] = "best"
+    replacement: Literal["worse", "worst", "random", "nearest"] = "worse"
+    asynchronous: bool = False
+
+
+class BudgetConfig(Section):
+    """When to end: the first that is reached."""
+
+    evaluations: Positive | None = None
+    generations: Positive | None = None
+    target: float | None = None
+    seconds: PositiveFloat | None = None
+
+
+class SearchRunConfig(Section):
+    """Where results go, and how to spread the work."""
+
+    dir: str | None = None  # run folder; by default runs/<name of the file>
+    seed: Annotated[int, Field(ge=0)] = 0
+    evaluator: Literal["rows", "manager"] = "rows"  # manager: for evaluations of unequal length
+    max_failures: Positive = 1000  # in a row, after which the run ends with an error
+    checkpoint_every: Positive | None = None  # generations
+    overwrite: bool = False  # replace the results in a run folder that has some
+    resume: bool = False  # go on from the newest checkpoint, if there is one
+    plots: bool = True  # draw convergence and diversity, where matplotlib is installed
+
+
+class SearchConfig(Section):
+    """All settings of a search."""
+
+    objective: ObjectiveConfig = ObjectiveConfig()
+    space: dict[str, VariableConfig] = Field(default={})
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    islands: IslandsConfig = IslandsConfig()
+    budget: BudgetConfig = BudgetConfig()
+    run: SearchRunConfig = SearchRunConfig()
+
+    def build(self) -> tuple[Objective, list[Algorithm]]:
+        """Return the objective and an algorithm for each island; local."""
+        objective, space = self._objective()
+        options = dict(self.algorithm.model_extra or {})
+        seed = self.run.seed
+        islands = make_islands(self.algorithm.name, space, self.islands.count, seed=seed, **options)
+        return objective, islands
+
+    def migration(self) -> Migration:
+        """Return how islands exchange members."""
+        i = self.islands
+        return Migration(i.topology, i.interval, i.size, i.selection, i.replacement)
+
+    def limits(self) -> Budget:
+        """Return when to end."""
+        return Budget(**self.budget.model_dump())
+
+    def _objective(self) -> tuple[Objective, Space]:
+        about = self.objective
+        if about.tsplib is not None:
+            tour = read_tsplib(Path(about.tsplib))
+            return Vectorised(tour), tour.space
+        if not self.space:
+            raise ConfigError("there are no variables; add a table [space.NAME] for each")
+        space = build_space(self.space)
+        if about.command is not None:
+            return self._scalar(self._program(about.command, space), space, rows=True), space
+        if about.function is None:
+            raise ConfigError(
+                "there is nothing to minimise; set one of objective.function, tsplib and command"
+            )
+        called = load_function(about.function)
+        if about.kind == "compiled":
+            return Compiled(called), space
+        if about.kind == "vectorised":
+            batch = called if about.rows else lambda x: called(space.decode_batch(x))
+            shape = {"outputs": about.outputs, "constrained": about.constrained}
+            return Vectorised(batch, **shape), space  # type: ignore[arg-type]
+        if about.isolate:
+            child = Isolated(_OnValues(called, None if about.rows else space), about.time_limit)
+            return self._scalar(child, space, rows=True), space
+        return self._scalar(called, space, rows=about.rows), space
+
+    def _program(self, command: str, space: Space) -> Program:
+        about = self.objective
+        return Program(
+            command,
+            inputs=about.inputs,
+            output=about.output,
+            outputs=about.outputs + about.constrained,
+            time_limit=about.time_limit,
+            folder=None if self.run.dir is None else Path(self.run.dir) / "evaluations",
+            keep=about.keep,
+            decode=space.decode,
+        )
+
+    def _scalar(self, called: Callable[[Any], Any], space: Space, *, rows: bool) -> Scalar:
+        about = self.objective
+        own_limit = isinstance(called, Program | Isolated)
+        return Scalar(
+            called if rows else lambda row: called(space.decode(row)),
+            outputs=about.outputs,
+            constrained=about.constrained,
+            retries=about.retries,
+            time_limit=None if own_limit else about.time_limit,
+            repeatable=False if own_limit else None,
+        )
+
+
+class _OnValues:
+    """A function of values as one of a row; for another process, so not a lambda."""
+
+    def __init__(self, called: Callable[[Any], Any], space: Space | None) -> None:
+        self.called, self.space = called, space
+
+    def __call__(self, row: Any) -> Any:
+        return self.called(row if self.space is None else self.space.decode(np.asarray(row)))
+
+
+def load_search(path: Path, assignments: Iterable[str] = ()) -> SearchConfig:
+    """Read the settings of a search, and apply ``section.key=value`` assignments; local.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key, what was expected, and what was found.
+    """
+    return load(SearchConfig, path, assignments)
+
+
+def build_space(variables: dict[str, VariableConfig]) -> Space:
+    """Return the space of named variables."""
+    return Space({name: variable.build(name) for name, variable in variables.items()})
+
+
+def load_function(name: str) -> Callable[[Any], Any]:
+    """Import ``module:callable``; modules in the current folder are found too.
+
+    Raises
+    ------
+    ConfigError
+        Naming what cannot be imported.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not (colon and module_name and attribute):
+        raise ConfigError(f"a function is given as module:callable, got {name!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"cannot import {module_name!r}: {error}") from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{module_name!r} has no {attribute!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{name!r} is no function, but {type(found).__name__}")
+    return found

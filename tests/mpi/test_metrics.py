@@ -1,0 +1,145 @@
+"""What a run tells of itself: the split of its time, a trace of all ranks, early stopping."""
+
+import json
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from paropt_hpc.comm import Communicator
+from paropt_hpc.comm.clocks import clock_offsets
+from paropt_hpc.train import Config, Trainer
+from paropt_hpc.train.timeline import KINDS
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def comm():
+    with Communicator(MPI.COMM_WORLD) as communicator:
+        yield communicator
+
+
+@pytest.fixture
+def folder():
+    """One folder for all ranks."""
+    world = MPI.COMM_WORLD
+    made = tempfile.TemporaryDirectory() if world.Get_rank() == 0 else None
+    yield Path(world.bcast(made.name if made else None))
+    world.Barrier()
+    if made:
+        made.cleanup()
+
+
+def config_of(folder, **sections):
+    base = {
+        "train": {"epochs": 3, "batch": 120, "lr": 0.05},
+        "model": {"hidden": [8]},
+        "run": {"dir": str(folder / "run")},
+    }
+    return Config.model_validate(
+        {name: base.get(name, {}) | sections.get(name, {}) for name in {*base, *sections}}
+    )
+
+
+def metrics(folder):
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_clocks_of_one_machine_are_one_clock(comm):
+    offsets = clock_offsets(comm)
+    assert offsets[0] == 0
+    assert np.abs(offsets).max() < 0.05
+    assert len({offsets.tobytes() for offsets in MPI.COMM_WORLD.allgather(offsets)}) == 1
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "parameter-server", "async-gossip"])
+def test_a_trace_shows_every_step_of_every_rank(comm, folder, strategy):
+    path = folder / "trace.json"
+    compress = {"method": "none" if strategy == "async-gossip" else "topk"}
+    run = {"dir": str(folder / "run"), "trace": str(path)}
+    config = config_of(folder, strategy={"name": strategy}, run=run, compress=compress)
+    summary = Trainer(config, comm).run()
+    events = json.loads(path.read_text())["traceEvents"]
+    named = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert named == {rank: f"rank {rank}" for rank in range(comm.size)}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {span["cat"] for span in spans} <= set(KINDS)
+    assert all(span["ts"] >= 0 and span["dur"] >= 0 for span in spans)
+    computed = np.bincount([span["tid"] for span in spans if span["cat"] == "compute"])
+    if strategy == "parameter-server":
+        assert computed.sum() >= summary.steps * max(1, comm.size - 1)
+    else:
+        assert computed.tolist() == comm.size * [summary.steps]
+    if comm.size > 1:
+        assert any(span["cat"] == "communicate" for span in spans)
+    if compress["method"] == "topk":
+        assert any(span["cat"] == "compress" for span in spans)
+    comm.allreduce(np.zeros(3))  # goes on as before
+
+
+def test_the_time_of_the_steps_is_split(comm, folder):
+    summary = Trainer(config_of(folder), comm).run()
+    if comm.rank == 0:
+        for record in metrics(folder):
+            assert set(record["seconds"]) == {*KINDS, "other"}
+            assert all(seconds >= 0 for seconds in record["seconds"].values())
+    assert summary.seconds["compute"] > 0
+    assert summary.seconds["update"] > 0
+    assert summary.seconds["compress"] == 0
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("strategy", ["allreduce", "parameter-server"])
+def test_a_slow_rank_is_named(comm, folder, strategy):
+    if strategy == "parameter-server" and comm.size == 2:
+        return  # one worker has nobody to be slower than
+    slow = {"slow_rank": 1, "slow_factor": 20.0}
+    model = {"hidden": [64]}
+    config = config_of(folder, debug=slow, model=model, strategy={"name": strategy})
+    summary = Trainer(config, comm).run()
+    assert summary.straggler == 1
+    assert summary.straggler_factor > 2
+    if comm.rank == 0:
+        assert metrics(folder)[-1]["straggler"]["rank"] == 1
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "parameter-server"])
+def test_early_stopping_ends_all_ranks_alike_and_stays_when_resumed(comm, folder, strategy):
+    train = {"epochs": 40, "batch": 120, "lr": 1e-9}  # which improves nothing
+    sections = {
+        "train": train,
+        "strategy": {"name": strategy},
+        "early_stopping": {"metric": "loss", "patience": 2, "min_delta": 0.1},
+        "checkpoint": {"every_epochs": 1},
+    }
+    summary = Trainer(config_of(folder, **sections), comm).run()
+    assert summary.epochs == 3
+    resumed = config_of(folder, **sections, run={"dir": str(folder / "run"), "resume": True})
+    assert Trainer(resumed, comm).run().epochs == 3
+    longer = resumed.early_stopping.model_copy(update={"patience": 4})
+    resumed = resumed.model_copy(update={"early_stopping": longer})
+    assert Trainer(resumed, comm).run().epochs == 5
+
+
+def test_tensorboard_gets_what_the_metrics_hold(comm, folder):
+    event = pytest.importorskip("tensorboardX.proto.event_pb2").Event
+    run = {"dir": str(folder / "run"), "tensorboard": True}
+    Trainer(config_of(folder, run=run), comm).run()
+    if comm.rank > 0:
+        return
+    (path,) = (folder / "run" / "tensorboard").iterdir()
+    content, scalars, at = path.read_bytes(), {}, 0
+    while at < len(content):  # length, its checksum, an event, its checksum
+        (length,) = struct.unpack_from("<Q", content, at)
+        read = event.FromString(content[at + 12 : at + 12 + length])
+        scalars |= {(value.tag, read.step): value.simple_value for value in read.summary.value}
+        at += 16 + length
+    for record in metrics(folder):
+        for name in ("loss", "test_accuracy", "bytes_sent"):
+            assert scalars[name, record["step"]] == pytest.approx(record[name])
+        assert scalars["seconds/compute", record["step"]] > 0

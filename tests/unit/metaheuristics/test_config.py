@@ -1,0 +1,111 @@
+"""Settings of searches and tunings: what is wrong is named before anything runs."""
+
+import re
+
+import pytest
+
+from paropt_hpc.comm import SerialCommunicator
+from paropt_hpc.errors import ConfigError, DataError
+from paropt_hpc.experiments import load_tuning, tune_training
+from paropt_hpc.metaheuristics.config import load_search
+from paropt_hpc.runs import to_toml
+
+SPHERE = """
+[objective]
+function = "mine:sphere"
+[space]
+x = { low = -5.0, high = 5.0 }
+[budget]
+generations = 60
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "search.toml").write_text(SPHERE)
+    (tmp_path / "mine.py").write_text("number = 3\n\ndef sphere(v):\n    return v['x'] ** 2\n")
+    return tmp_path
+
+
+def build(folder, *assignments):
+    config = load_search(folder / "search.toml", assignments)
+    config.limits()
+    config.migration()
+    return config.build()
+
+
+def test_the_written_settings_are_the_same(folder):
+    config = load_search(folder / "search.toml", ["algorithm.population=7"])
+    (folder / "again.toml").write_text(to_toml(config))
+    assert load_search(folder / "again.toml") == config
+    objective, (algorithm,) = config.build()
+    assert algorithm.population_size == 7
+    assert objective(algorithm.ask()).f.shape == (7,)
+
+
+BAD = [
+    ("objective.function=mine", "module:callable"),
+    ("objective.function=yours:sphere", "cannot import 'yours'"),
+    ("objective.function=mine:cube", "'mine' has no 'cube'"),
+    ("objective.function=mine:number", "is no function, but int"),
+    ("objective.command=./none {x}", "exclude each other"),
+    ("objective.tsplib=none.tsp", "exclude each other"),
+    ("algorithm.name=magic", "algorithm must be one of"),
+    ("algorithm.popluation=3", "has no option 'popluation'"),
+    ("budget.generations=0", "greater than or equal to 1"),
+    ("islands.count=0", "greater than or equal to 1"),
+]
+
+
+@pytest.mark.parametrize(("assignment", "said"), BAD)
+def test_bad_settings(folder, assignment, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        build(folder, assignment)
+
+
+def test_what_is_missing(folder):
+    (folder / "search.toml").write_text("[budget]\ngenerations = 1\n")
+    with pytest.raises(ConfigError, match="there are no variables"):
+        build(folder)
+    (folder / "search.toml").write_text("[space]\nx = { low = 1 }\n")
+    with pytest.raises(ConfigError, match="a budget needs one of"):
+        build(folder)
+    with pytest.raises(ConfigError, match=r"space.x needs low and high"):
+        build(folder, "budget.seconds=1.0")
+    (folder / "search.toml").write_text("[space]\nx = { low = 1, high = 2 }\n")
+    with pytest.raises(ConfigError, match="nothing to minimise"):
+        build(folder, "budget.seconds=1.0")
+    with pytest.raises(ConfigError, match=r"no program './none'"):
+        build(folder, "budget.seconds=1.0", "objective.command=./none {x}")
+    with pytest.raises(DataError, match=r"cannot read none\.tsp"):
+        build(folder, "budget.seconds=1.0", "objective.tsplib=none.tsp")
+
+
+TUNE = """
+[tune]
+train = "digits.toml"
+sampler = "grid"
+[space]
+"train.lr" = { low = 1e-4, high = 1.0, log = true }
+"""
+
+
+def test_bad_tunings(folder):
+    (folder / "digits.toml").write_text("[train]\nepochs = 1\n")
+    path = folder / "tune.toml"
+    path.write_text(TUNE)
+    for assignment, said in (
+        ("tune.train=none.toml", "cannot read none.toml"),
+        ("tune.sampler=best", "tune.sampler should be"),
+        ("tune.schedule=halving", "needs tune.sampler"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            tune_training(load_tuning(path, [assignment]), SerialCommunicator())
+    path.write_text(TUNE.replace("train.lr", "learning"))
+    with pytest.raises(ConfigError, match="is no setting of a training"):
+        tune_training(load_tuning(path), SerialCommunicator())
+    path.write_text("[tune]\ntrain = 'digits.toml'\n")
+    with pytest.raises(ConfigError, match="there is nothing to tune"):
+        load_tuning(path)
