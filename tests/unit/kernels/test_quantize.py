@@ -164,7 +164,25 @@ def test_qsgd4_is_right_on_average(path):
     for seed in range(draws):
         total += quantize.decode(quantize.encode(values, "qsgd4", seed=seed).data, "qsgd4", 256)
     step = np.abs(values).max() / 7
-    assert np.abs(total / draws - values).max() < 6 * step / 2 / np.sqrt(draws)
+    errors = total / draws - values
+    assert np.abs(errors).max() < 6 * step / 2 / np.sqrt(draws)
+    assert abs(errors.mean()) < 6 * step / 2 / np.sqrt(draws * values.size)
+
+
+def test_qsgd4_rounds_up_as_often_as_the_fraction_says(path):
+    # 16 fractions of a step, 4080 values of each per seed; the deviation of a share is known.
+    fractions = np.arange(1, 16) / 16
+    values = np.repeat(np.append(fractions, 7), 16).astype(np.float32)  # a group: its scale is 1
+    values = np.tile(values, 256)
+    up, draws = np.zeros(values.size), 8
+    for seed in range(draws):
+        sent = quantize.encode(values, "qsgd4", seed=seed)
+        up += quantize.decode(sent.data, "qsgd4", values.size)
+    share = up.reshape(256, 16, 16).sum(axis=(0, 2)) / (256 * 16 * draws)
+    assert share[15] == 7
+    deviation = np.sqrt(fractions * (1 - fractions) / (256 * 16 * draws))
+    assert (np.abs(share[:15] - fractions) < 6 * deviation).all()
+    assert (sent.data[: 256 * 4].view(np.float32) == 1).all()
 
 
 def test_qsgd4_rounds_each_value_by_itself(path):
