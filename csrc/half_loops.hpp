@@ -16,7 +16,7 @@ struct Range<BFloat16> {
 
 // The halves of a group whose keys are all below Range<Half>::kBeyond.
 template <class Half>
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_half(const float* x, std::uint8_t* out) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_half(const float* x, std::uint8_t* __restrict out) {
 #if PAROPT_LEVEL == 2
   const __m512i one = _mm512_set1_epi32(1), below = _mm512_set1_epi32(0x7fff);
   for (std::size_t i = 0; i < kGroup; i += 16) {

@@ -102,7 +102,8 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::int32_t nearest(float x) {
   return static_cast<std::int32_t>(bits_of(x + 0x1.8p23f)) - 0x4b400000;
 }
 
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_int8(const float* x, float by, std::uint8_t* codes) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_int8(const float* x, float by,
+                                                    std::uint8_t* __restrict codes) {
 #if PAROPT_LEVEL == 2
   const __m512 times = _mm512_set1_ps(by), round = _mm512_set1_ps(0x1.8p23f);
   for (std::size_t i = 0; i < kGroup; i += 16) {
@@ -122,13 +123,25 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint32_t mixed(std::uint32_t x) {
   return x ^ x >> 16;
 }
 
+#if PAROPT_LEVEL == 2
+
+PAROPT_TARGET PAROPT_ALWAYS_INLINE __m512i mixed(__m512i x) {
+  const __m512i first = _mm512_set1_epi32(static_cast<int>(0x85ebca6b));
+  const __m512i second = _mm512_set1_epi32(static_cast<int>(0xc2b2ae35));
+  x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 16)), first);
+  x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 13)), second);
+  return _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
+}
+
+#endif
+
 // floor(x / scale + u) with u uniform in [0, 1) is x / scale on average: D. Alistarh et al., "QSGD:
 // communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017, section 3.1,
 // here with the largest magnitude as the norm. In fixed point with kQsgdUnit units to a step, of
 // which 7 and a random part fill 16 bits: the mean is right to half a unit. One random word serves
 // two values.
 PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_qsgd4(const float* x, float by, std::uint32_t random,
-                                                     std::uint8_t* codes) {
+                                                     std::uint8_t* __restrict codes) {
 #if PAROPT_LEVEL == 2
   const __m512 times = _mm512_set1_ps(by);
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -136,36 +149,42 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_qsgd4(const float* x, float by, s
   __m512i counter = _mm512_add_epi32(_mm512_mullo_epi32(lanes, factor),
                                      _mm512_set1_epi32(static_cast<int>(random)));
   const __m512i stride = _mm512_set1_epi32(static_cast<int>(16 * kGolden));
-  const __m512i first = _mm512_set1_epi32(static_cast<int>(0x85ebca6b));
-  const __m512i second = _mm512_set1_epi32(static_cast<int>(0xc2b2ae35));
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xf0000000));
+  // Words 0, 2, 4, ... of two vectors, and bytes 3, 7, 11, ... of one.
+  const __m512i even_words = _mm512_add_epi32(
+      _mm512_mullo_epi32(lanes, _mm512_set1_epi32(0x00040004)), _mm512_set1_epi32(0x00020000));
+  const __m512i upper_bytes = _mm512_add_epi32(
+      _mm512_mullo_epi32(lanes, _mm512_set1_epi32(0x10101010)), _mm512_set1_epi32(0x0f0b0703));
   for (std::size_t i = 0; i < kGroup; i += 32) {
-    __m512i word = _mm512_xor_si512(counter, _mm512_srli_epi32(counter, 16));
-    word = _mm512_mullo_epi32(word, first);
-    word = _mm512_mullo_epi32(_mm512_xor_si512(word, _mm512_srli_epi32(word, 13)), second);
-    word = _mm512_xor_si512(word, _mm512_srli_epi32(word, 16));
+    const __m512i word = mixed(counter);
     counter = _mm512_add_epi32(counter, stride);
     const __m512i low_half = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), times));
     const __m512i high_half = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i + 16), times));
-    __m512i units = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low_half)),
-                                       _mm512_cvtepi32_epi16(high_half), 1);
+    __m512i units = _mm512_permutex2var_epi16(low_half, even_words, high_half);
     units = _mm512_add_epi16(units, _mm512_srli_epi16(word, 4));
     // The code is the upper four bits of 16; two meet in the upper byte of 32.
     const __m512i both = _mm512_ternarylogic_epi32(high, units, _mm512_slli_epi32(units, 12), 0xca);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i / 2),
-                     _mm512_cvtepi32_epi8(_mm512_srli_epi32(both, 24)));
+                     _mm512_castsi512_si128(_mm512_permutexvar_epi8(upper_bytes, both)));
   }
 #else
-  for (std::uint32_t i = 0; i < kGroup / 2; ++i) {
-    const std::uint32_t word = mixed(random + i * kGolden);
-    const std::int32_t low = nearest(x[2 * i] * by) + static_cast<std::int32_t>(word >> 4 & 0xfff);
-    const std::int32_t high = nearest(x[2 * i + 1] * by) + static_cast<std::int32_t>(word >> 20);
-    codes[i] = static_cast<std::uint8_t>((low >> 12 & 15) | (high >> 12 & 15) << 4);
+  alignas(64) std::uint32_t words[kGroup / 2];
+  alignas(64) std::uint16_t units[kGroup], noise[kGroup];
+  for (std::uint32_t i = 0; i < kGroup / 2; ++i) words[i] = mixed(random + i * kGolden);
+  std::memcpy(noise, words, sizeof noise);
+  for (std::size_t i = 0; i < kGroup; ++i) {
+    const auto unit = static_cast<std::uint16_t>(nearest(x[i] * by));
+    units[i] = static_cast<std::uint16_t>(unit + (noise[i] >> 4));
+  }
+  std::memcpy(words, units, sizeof words);
+  for (std::size_t i = 0; i < kGroup / 2; ++i) {
+    codes[i] = static_cast<std::uint8_t>((words[i] >> 12 & 0x0f) | (words[i] >> 24 & 0xf0));
   }
 #endif
 }
 
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_sign(const float* x, std::uint8_t* codes) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_sign(const float* x,
+                                                    std::uint8_t* __restrict codes) {
 #if PAROPT_LEVEL == 2
   for (std::size_t i = 0; i < kGroup; i += 16) {
     const __mmask16 minus = _mm512_movepi32_mask(_mm512_loadu_si512(x + i));
