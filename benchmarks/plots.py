@@ -3,6 +3,7 @@
 Small SVG files whose text stays text; the same figures give the same file.
 """
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -45,17 +46,23 @@ def draw(result: dict[str, Any], folder: Path) -> str | None:
 
 
 def codec(result: dict[str, Any], plt: Any) -> Any:
-    """Both axes of a codec: how small, how fast; one panel each way."""
+    """Both axes of a codec, how small and how fast; one panel each way."""
     cases = ("encode, 1.0%", "decode, 1.0%")
     figure, axes = plt.subplots(1, 2, figsize=(10, 4))
     for axis, case in zip(axes, cases, strict=True):
+        marks = itertools.cycle("ov^<>DpX")
         for row in (row for row in result["rows"] if row["case"] == case):
             speed = row["bytes"] / 4 / row["median_s"] / 1e6
-            mark, colour = ("o", PEER) if row["peer"] else ("s", OURS)
-            axis.plot(speed, row["bits_per_index"], mark, color=colour)
-            axis.annotate(row["candidate"], (speed, row["bits_per_index"]), fontsize=7)
+            mark, colour = (next(marks), PEER) if row["peer"] else ("s", OURS)
+            axis.plot(speed, row["bits_per_index"], mark, color=colour, label=row["candidate"])
+            if not row["peer"]:
+                axis.annotate(row["candidate"], (speed, row["bits_per_index"]), fontsize=8)
         axis.set(title=case, xlabel="million indices per second", ylabel="bits per index")
         axis.set(xscale="log", yscale="log")
+    handles, names = axes[0].get_legend_handles_labels()
+    peers = [(h, n) for h, n in zip(handles, names, strict=True) if h.get_color() == PEER]
+    beside = {"bbox_to_anchor": (1.02, 0.5), "loc": "center left"}
+    axes[1].legend(*zip(*peers, strict=True), fontsize=8, **beside)
     return figure
 
 
@@ -68,12 +75,13 @@ def topk(result: dict[str, Any], plt: Any) -> Any:
         if found and row["share_of_limit"]:
             point = (float(found[1]), 100 * row["share_of_limit"])
             lines.setdefault(row["candidate"], []).append(point)
-    figure, axis = plt.subplots(figsize=(6.5, 3.5))
+    figure, axis = plt.subplots(figsize=(8, 3.5))
+    marks = itertools.cycle("ov^<>DpX")
     for name, points in lines.items():
         style = {"color": PEER, "lw": 1} if name in peers else {"color": OURS, "lw": 2}
-        axis.plot(*zip(*sorted(points), strict=True), "o-", **style)
-        axis.annotate(name, sorted(points)[0], fontsize=7)
+        axis.plot(*zip(*sorted(points), strict=True), next(marks) + "-", label=name, **style)
     axis.set(xscale="log", yscale="log", xlabel="density, %", ylabel="% of read bandwidth")
+    axis.legend(fontsize=8, bbox_to_anchor=(1.02, 0.5), loc="center left")
     return figure
 
 
@@ -86,13 +94,16 @@ def quantize(result: dict[str, Any], plt: Any) -> Any:
         ours = times[ratio["case"], ratio["ours"]]
         peer = times[ratio["case"], ratio["best_peer"]]
         speed = ours["bytes"] / ours["median_s"] / 1e9
-        axis.bar(at - 0.2, speed, 0.4, color=OURS)
-        axis.bar(at + 0.2, peer["bytes"] / peer["median_s"] / 1e9, 0.4, color=PEER)
+        mine = axis.bar(at - 0.2, speed, 0.4, color=OURS)
+        best = axis.bar(at + 0.2, peer["bytes"] / peer["median_s"] / 1e9, 0.4, color=PEER)
         axis.annotate(ratio["best_peer"], (at + 0.2, 0.5), rotation=90, ha="center", fontsize=7)
         if ours["share_of_limit"]:
-            axis.hlines(speed / ours["share_of_limit"], at - 0.4, at + 0.4, color="black", ls=":")
+            limit = speed / ours["share_of_limit"]
+            read = axis.hlines(limit, at - 0.4, at + 0.4, color="black", ls=":")
     axis.set_xticks(range(len(cases)), [case["case"].partition(",")[0] for case in cases])
-    axis.set(ylabel="GB/s of input")
+    axis.set(ylabel="GB/s of input", ylim=(0, 1.25 * axis.get_ylim()[1]))
+    labels = ("ours", "best peer", "a plain read of the input")
+    axis.legend((mine, best, read), labels, fontsize=7, ncols=3, loc="upper center")
     return figure
 
 
