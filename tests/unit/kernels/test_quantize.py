@@ -71,6 +71,19 @@ def test_sizes(path, value_type, size):
     check_encode(normal(size), value_type, normal(size, 1), seed=2**64 - 1)
 
 
+@pytest.mark.parametrize("value_type", ["float16", "int8"])
+def test_codes_that_go_past_the_caches(path, value_type):
+    size = 2**22 + 300
+    values = np.tile(normal(2**16), 65)[:size]
+    twin = np.empty(quantize.encoded_bytes(value_type, size), np.uint8)
+    reference.quantize(values, None, ValueType[value_type.upper()], 0, twin)
+    room = np.full(twin.size + 10, 7, np.uint8)
+    got = quantize.encode(values, value_type, out=room[3:-7])  # no line of it begins where it does
+    assert np.array_equal(got.data, twin)
+    assert (room[:3] == 7).all()
+    assert (room[-7:] == 7).all()
+
+
 @pytest.mark.parametrize("value_type", TYPES)
 @given(values=st.lists(st.floats(width=32), max_size=40))
 def test_any_values(path, value_type, values):
