@@ -98,6 +98,8 @@ bench: build $(VENV)/.bench-peers  ## time kernels and collectives beside their 
 	done
 	@$(MPIEXEC) -n 2 $(BIN)/python -m mpi4py benchmarks/bench_sparse_allreduce.py \
 	  --json benchmarks/results/sparse_allreduce.json
+	@$(MPIEXEC) -n 2 $(BIN)/python -m mpi4py benchmarks/bench_evaluators.py --repeats 7 \
+	  --json benchmarks/results/evaluators.json
 	@$(BIN)/python benchmarks/bench_allreduce.py --rounds 3 --repeats 15 --gloo $(VENV) \
 	  $(patsubst %/.installed,--mpi %,$(wildcard .venv-*/.installed)) \
 	  --json benchmarks/results/allreduce.json
