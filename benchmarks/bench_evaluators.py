@@ -10,6 +10,7 @@ asleep, is what one rank needs.
 
 import argparse
 import math
+import multiprocessing
 import time
 from collections.abc import Callable
 
@@ -136,7 +137,10 @@ def whole_runs(bench: Bench, comm: Communicator, seconds: float, generations: in
         search.run(Budget(generations=generations))
         search.free()
 
-    def scipys(workers: int) -> Callable[[], None]:
+    # Children of fork, which never touch MPI; spawned ones would start it again.
+    pool = multiprocessing.get_context("fork").Pool(comm.size) if comm.rank == 0 else None
+
+    def scipys(workers: object) -> Callable[[], None]:
         def run() -> None:
             differential_evolution(
                 objective, [(-1, 1)] * DIMENSION, init=start, maxiter=generations - 1, tol=0,
@@ -146,8 +150,13 @@ def whole_runs(bench: Bench, comm: Communicator, seconds: float, generations: in
         return on_rank_0(comm, run)
 
     name = f"{generations} generations of DE, {seconds * 1e3:g} ms"
-    peers = {f"scipy, workers={n}": scipys(n) for n in (1, comm.size)}
+    peers = {
+        "scipy, one process": scipys(1),
+        f"scipy, pool of {comm.size}": scipys(pool.map if pool is not None else 1),
+    }
     bench.case(name, {f"search, {comm.size} ranks": ours}, peers, moved=8 * ROWS * DIMENSION)
+    if pool is not None:
+        pool.terminate()
 
 
 def failures(bench: Bench, comm: Communicator, seconds: float, repeat: int) -> None:

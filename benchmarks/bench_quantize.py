@@ -27,14 +27,20 @@ def torch_peers(x: np.ndarray) -> dict[str, dict[str, Call]]:
     brain = torch.empty(x.size, dtype=torch.bfloat16)
     groups = source[: x.size // 256 * 256].view(-1, 256)
 
+    steps, codes = torch.empty_like(groups), torch.empty(groups.shape, dtype=torch.int8)
+
     def int8() -> object:
         scale = groups.abs().amax(dim=1, keepdim=True) / 127
         return (groups / scale).round().to(torch.int8)
 
+    def int8_in_place() -> object:
+        scale = torch.linalg.vector_norm(groups, float("inf"), dim=1, keepdim=True) / 127
+        return codes.copy_(torch.mul(groups, 1 / scale, out=steps).round_())
+
     return {
         "float16": {"torch copy_": lambda: half.copy_(source)},
         "bfloat16": {"torch copy_": lambda: brain.copy_(source)},
-        "int8": {"torch composition": int8},
+        "int8": {"torch composition": int8, "torch composition, in place": int8_in_place},
     }
 
 
@@ -43,9 +49,26 @@ def numpy_peers(x: np.ndarray) -> dict[str, dict[str, Call]]:
     groups = x[: x.size // 256 * 256].reshape(-1, 256)
     rng = np.random.default_rng(0)
 
+    steps, codes = np.empty_like(groups), np.empty(groups.shape, np.int8)
+
+    def scales(most: int) -> np.ndarray:
+        return np.abs(groups, out=steps).max(axis=1, keepdims=True) / np.float32(most)
+
     def int8() -> object:
         scale = np.abs(groups).max(axis=1, keepdims=True) / 127
         return np.rint(groups / scale).astype(np.int8)
+
+    def int8_in_place() -> object:
+        np.multiply(groups, 1 / scales(127), out=steps)
+        codes[...] = np.rint(steps, out=steps)
+        return codes
+
+    def qsgd4_in_place() -> object:
+        by = 1 / scales(7)
+        rng.random(out=steps, dtype=np.float32)
+        np.add(steps, groups * by, out=steps)
+        codes[...] = np.floor(steps, out=steps)
+        return (codes[:, ::2] & 15) | codes[:, 1::2] << 4
 
     def qsgd4() -> object:
         scale = np.abs(groups).max(axis=1, keepdims=True) / 7
@@ -55,8 +78,8 @@ def numpy_peers(x: np.ndarray) -> dict[str, dict[str, Call]]:
     return {
         "float16": {"numpy astype": lambda: x.astype(np.float16)},
         "bfloat16": {"ml_dtypes astype": lambda: x.astype(ml_dtypes.bfloat16)},
-        "int8": {"numpy composition": int8},
-        "qsgd4": {"numpy composition": qsgd4},
+        "int8": {"numpy composition": int8, "numpy composition, in place": int8_in_place},
+        "qsgd4": {"numpy composition": qsgd4, "numpy composition, in place": qsgd4_in_place},
         "sign": {"numpy packbits": lambda: np.packbits(x < 0)},
     }
 

@@ -4,8 +4,11 @@ python benchmarks/report.py
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
+
+import plots
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -37,8 +40,14 @@ def section(result: dict[str, Any]) -> str:
         f"Python {machine['python']}, NumPy {machine['numpy']}.",
         "",
     ]
-    if any(row["bits_per_index"] for row in result["rows"]) and plot(result):
-        lines += [f"![bits per index against indices per second](_static/{plot_name(result)})", ""]
+    plot = plots.draw(result, PLOTS)
+    if plot is not None:
+        lines += [f"![{plots.TITLES[result['subject']]}](_static/{plot})", ""]
+    if result["subject"] == "index_codec":
+        bits = ", ".join(
+            f"{entropy(density):.2f} at {density:.1%}" for density in (1e-3, 1e-2, 0.1)
+        )
+        lines += [f"An even spread has an entropy per index of {bits} bits.", ""]
     lines += [
         "| case | candidate | median | min | of limit | bits/index |",
         "|---|---|---|---|---|---|",
@@ -67,49 +76,10 @@ def section(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot_name(result: dict[str, Any]) -> str:
-    """Return the file of a subject's plot."""
-    return f"performance-{result['subject']}.svg"
-
-
-def plot(result: dict[str, Any]) -> bool:
-    """Draw bits per index against indices per second; False without matplotlib."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return False
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "paropt"  # the same figures give the same file
-    import matplotlib.pyplot as plt
-
-    cases = [
-        c for c in ("encode, 1.0%", "decode, 1.0%") if any(r["case"] == c for r in result["rows"])
-    ]
-    figure, axes = plt.subplots(1, max(1, len(cases)), figsize=(11, 4.5), squeeze=False)
-    for axis, case in zip(axes[0], cases, strict=False):
-        for row in result["rows"]:
-            if row["case"] != case:
-                continue
-            speed = row["bytes"] / 4 / row["median_s"] / 1e6
-            axis.plot(
-                speed,
-                row["bits_per_index"],
-                "o" if row["peer"] else "s",
-                color="tab:gray" if row["peer"] else "tab:blue",
-            )
-            axis.annotate(row["candidate"], (speed, row["bits_per_index"]), fontsize=7)
-        axis.set(
-            title=case,
-            xlabel="million indices per second",
-            ylabel="bits per index",
-            xscale="log",
-            yscale="log",
-        )
-    figure.tight_layout()
-    PLOTS.mkdir(exist_ok=True)
-    figure.savefig(PLOTS / plot_name(result), metadata={"Date": None})
-    plt.close(figure)
-    return True
+def entropy(density: float) -> float:
+    """Return the bits that an index of an even spread needs: H(p) / p."""
+    p = density
+    return -(p * math.log2(p) + (1 - p) * math.log2(1 - p)) / p
 
 
 def main() -> None:

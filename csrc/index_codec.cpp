@@ -9,6 +9,7 @@ namespace paropt {
 
 constexpr std::size_t kBlock = 1024;  // indices with one parameter
 constexpr std::size_t kSlack = 64;    // what the loops may touch past a stream
+constexpr std::size_t kScatterAhead = 128;
 
 }  // namespace paropt
 

@@ -333,7 +333,16 @@ PAROPT_TARGET void set_ones(const I* indices, std::size_t k, std::uint8_t* bytes
 template <class T, class I>
 PAROPT_TARGET void scatter_block(T* dense, const I* indices, const T* values, std::size_t count,
                                  T scale) {
-  for (std::size_t i = 0; i < count; ++i) dense[indices[i]] += scale * values[i];
+  // The lines are far apart: a processor that waits for some does not see far enough ahead.
+  for (std::size_t i = 0; i < count && i < kScatterAhead; ++i) {
+    __builtin_prefetch(dense + indices[i], 1);
+  }
+  std::size_t i = 0;
+  for (; i + kScatterAhead < count; ++i) {
+    __builtin_prefetch(dense + indices[i + kScatterAhead], 1);
+    dense[indices[i]] += scale * values[i];
+  }
+  for (; i < count; ++i) dense[indices[i]] += scale * values[i];
 }
 
 template <class T>

@@ -51,6 +51,7 @@ constexpr FoldPowers fold_powers(int bytes) {
   return {power_of_x(8 * bytes + 32), power_of_x(8 * bytes - 32)};
 }
 
+[[maybe_unused]] constexpr FoldPowers kFoldBy256 = fold_powers(256);
 [[maybe_unused]] constexpr FoldPowers kFoldBy64 = fold_powers(64);
 [[maybe_unused]] constexpr FoldPowers kFoldBy16 = fold_powers(16);
 

@@ -37,30 +37,76 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE __m128i powers_for(const FoldPowers& powers) 
   return _mm_set_epi64x(static_cast<long long>(powers.high), static_cast<long long>(powers.low));
 }
 
-// Carry-less multiplication folds four lanes of 16 bytes: V. Gopal et al., "Fast CRC computation
-// for generic polynomials using PCLMULQDQ instruction", Intel white paper, 2009. The last 16 bytes
-// go through the tables, which replaces the paper's Barrett reduction.
-PAROPT_TARGET std::uint32_t crc_update(const std::uint8_t* data, std::size_t size,
-                                       std::uint32_t crc) {
-  if (size < 128) return crc_tables(data, size, crc);
-  const __m128i by64 = powers_for(kFoldBy64), by16 = powers_for(kFoldBy16);
+#if PAROPT_LEVEL == 2
+
+constexpr std::size_t kLaneBytes = 256;
+
+// Fold 16 lanes at once, as long as there are bytes for all; leave the lanes in `lanes` and return
+// how many bytes were taken.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t fold_lanes(const std::uint8_t* data,
+                                                          std::size_t size, std::uint32_t crc,
+                                                          std::uint8_t* lanes) {
+  const __m512i by = _mm512_broadcast_i32x4(powers_for(kFoldBy256));
+  __m512i lane[4];
+  for (int i = 0; i < 4; ++i) lane[i] = _mm512_loadu_si512(data + 64 * i);
+  const __m128i before = _mm_cvtsi32_si128(static_cast<int>(crc));
+  lane[0] = _mm512_xor_si512(lane[0], _mm512_zextsi128_si512(before));
+  std::size_t at = kLaneBytes;
+  for (; size - at >= kLaneBytes; at += kLaneBytes) {
+    for (int i = 0; i < 4; ++i) {
+      const __m512i low = _mm512_clmulepi64_epi128(lane[i], by, 0x00);
+      const __m512i high = _mm512_clmulepi64_epi128(lane[i], by, 0x11);
+      const __m512i bytes = _mm512_loadu_si512(data + at + 64 * i);
+      lane[i] = _mm512_ternarylogic_epi64(low, high, bytes, 0x96);
+    }
+  }
+  for (int i = 0; i < 4; ++i) _mm512_storeu_si512(lanes + 64 * i, lane[i]);
+  return at;
+}
+
+#else
+
+constexpr std::size_t kLaneBytes = 64;
+
+// The same with 4 lanes.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t fold_lanes(const std::uint8_t* data,
+                                                          std::size_t size, std::uint32_t crc,
+                                                          std::uint8_t* lanes) {
+  const __m128i by64 = powers_for(kFoldBy64);
   __m128i lane[4];
   for (int i = 0; i < 4; ++i) {
     lane[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data + 16 * i));
   }
   lane[0] = _mm_xor_si128(lane[0], _mm_cvtsi32_si128(static_cast<int>(crc)));
-  for (data += 64, size -= 64; size >= 64; data += 64, size -= 64) {
-    for (int i = 0; i < 4; ++i) lane[i] = fold(lane[i], by64, data + 16 * i);
+  std::size_t at = kLaneBytes;
+  for (; size - at >= kLaneBytes; at += kLaneBytes) {
+    for (int i = 0; i < 4; ++i) lane[i] = fold(lane[i], by64, data + at + 16 * i);
   }
-  std::uint8_t bytes[48];
-  for (int i = 1; i < 4; ++i) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + 16 * (i - 1)), lane[i]);
+  for (int i = 0; i < 4; ++i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes + 16 * i), lane[i]);
   }
-  __m128i all = lane[0];
-  for (int i = 0; i < 3; ++i) all = fold(all, by16, bytes + 16 * i);
-  for (; size >= 16; data += 16, size -= 16) all = fold(all, by16, data);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), all);
-  return crc_tables(data, size, crc_tables(bytes, 16, 0));
+  return at;
+}
+
+#endif
+
+// Carry-less multiplication folds lanes of 16 bytes: V. Gopal et al., "Fast CRC computation for
+// generic polynomials using PCLMULQDQ instruction", Intel white paper, 2009. The last 16 bytes go
+// through the tables, which replaces the paper's Barrett reduction.
+PAROPT_TARGET std::uint32_t crc_update(const std::uint8_t* data, std::size_t size,
+                                       std::uint32_t crc) {
+  if (size < 2 * kLaneBytes) return crc_tables(data, size, crc);
+  std::uint8_t lanes[kLaneBytes];
+  const __m128i by16 = powers_for(kFoldBy16);
+  const std::size_t taken = fold_lanes(data, size, crc, lanes);
+  __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(lanes));
+  for (std::size_t i = 16; i < kLaneBytes; i += 16) all = fold(all, by16, lanes + i);
+  for (data += taken, size -= taken; size >= 16; data += 16, size -= 16) {
+    all = fold(all, by16, data);
+  }
+  std::uint8_t last[16];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(last), all);
+  return crc_tables(data, size, crc_tables(last, 16, 0));
 }
 
 #endif

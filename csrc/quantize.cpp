@@ -7,32 +7,45 @@
 
 namespace paropt {
 
-constexpr std::size_t kGroup = 256;  // values with one scale
-// What the loops tell of a group: its scale, and how many of its values are not finite.
-struct Scaled {
-  float scale;
-  std::size_t nonfinite;
-};
-
+constexpr std::size_t kGroup = 256;   // values with one scale
+constexpr std::size_t kBatch = 4096;  // values whose codes fit the L1 cache
 constexpr std::size_t kAhead = 2048;  // values; the processor's own prefetching stops at each page
+constexpr std::uint32_t kGolden = 0x9e3779b9;
+constexpr float kQsgdUnit = 4096, kLeastQsgdScale = 0x1p-110f;  // so that unit / scale is finite
+
+// Spread the seed and the number of a group over 32 bits: G. L. Steele et al., "Fast splittable
+// pseudorandom number generators", OOPSLA 2014.
+inline std::uint32_t group_random(std::uint64_t seed, std::uint64_t group) {
+  std::uint64_t x = seed + (group + 1) * 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return static_cast<std::uint32_t>((x ^ x >> 31) >> 32);
+}
 
 }  // namespace paropt
 
+#define PAROPT_LOOPS "stream_loops.hpp"
+#include "foreach_isa.hpp"
+#undef PAROPT_LOOPS
 #define PAROPT_LOOPS "quantize_loops.hpp"
+#include "foreach_isa.hpp"
+#undef PAROPT_LOOPS
+#define PAROPT_LOOPS "half_loops.hpp"
 #include "foreach_isa.hpp"
 
 namespace paropt {
 namespace {
 
-constexpr std::size_t kChunk = 65536;  // values for a thread at a time; a multiple of kGroup
+constexpr std::size_t kChunk = 65536;  // values for a thread at a time; a multiple of kBatch
 
-// Spread the seed and the number of a group over 32 bits: G. L. Steele et al., "Fast splittable
-// pseudorandom number generators", OOPSLA 2014.
-std::uint32_t group_random(std::uint64_t seed, std::uint64_t group) {
-  std::uint64_t x = seed + (group + 1) * 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return static_cast<std::uint32_t>((x ^ x >> 31) >> 32);
+// From so many values on the codes go past the caches: input and output are larger than these.
+constexpr std::size_t kStreamFrom = std::size_t{1} << 22;
+
+// Streamed stores are not ordered with others.
+void finish_streaming() {
+#if PAROPT_X86
+  _mm_sfence();
+#endif
 }
 
 // Bits of one code; scaled types have their scales in front.
@@ -49,38 +62,46 @@ struct Job {
   ValueType type;
   const float* values;
   float* residual;
+  std::size_t count;
   std::uint64_t seed;
   std::uint8_t *scales, *codes;
 
-  // Quantise values that need no scale, as many as there are.
-  QuantizeCounts convert(std::size_t first, std::size_t count) const {
-    std::uint8_t* to = codes + 2 * first;
-    if (type == ValueType::float16) {
-      return PAROPT_DISPATCH(convert_half<Float16>(values + first, count, to));
+  // Quantise at most kBatch values from `first` on. The codes are made in the cache, in whole
+  // groups: padding becomes zeros, as spare bits must be.
+  QuantizeCounts batch(std::size_t first) const {
+    alignas(64) std::uint8_t made[2 * kBatch];
+    const std::size_t part = std::min(kBatch, count - first);
+    const QuantizeCounts counts = encode(first, part, made);
+    std::uint8_t* to = codes + first * code_bits(type) / 8;
+    const std::size_t bytes = (part * code_bits(type) + 7) / 8;
+    if (count < kStreamFrom) {
+      std::memcpy(to, made, bytes);
+    } else {
+      PAROPT_DISPATCH(stream_bytes(to, made, bytes));
     }
-    return PAROPT_DISPATCH(convert_half<BFloat16>(values + first, count, to));
+    return counts;
   }
 
-  // Quantise the group that starts at `first`.
-  QuantizeCounts group(std::size_t first, std::size_t count) const {
+  QuantizeCounts encode(std::size_t first, std::size_t part, std::uint8_t* made) const {
     const float* x = values + first;
     float* rest = residual == nullptr ? nullptr : residual + first;
-    std::uint8_t* to = codes + first * code_bits(type) / 8;
-    if (type == ValueType::float16)
-      return PAROPT_DISPATCH(quantize_half<Float16>(x, rest, count, to));
-    if (type == ValueType::bfloat16)
-      return PAROPT_DISPATCH(quantize_half<BFloat16>(x, rest, count, to));
-    Scaled scaled;
-    if (type == ValueType::int8) {
-      scaled = PAROPT_DISPATCH(quantize_int8(x, rest, count, reinterpret_cast<std::int8_t*>(to)));
-    } else if (type == ValueType::qsgd4) {
-      const std::uint32_t random = group_random(seed, first / kGroup);
-      scaled = PAROPT_DISPATCH(quantize_qsgd4(x, rest, count, random, to));
-    } else {
-      scaled = PAROPT_DISPATCH(quantize_sign(x, rest, count, to));
+    const std::size_t group = first / kGroup;
+    std::uint8_t* scale = scales + group * sizeof(float);
+    switch (type) {
+      case ValueType::float16:
+        return PAROPT_DISPATCH(quantize_half<Float16>(x, rest, part, made));
+      case ValueType::bfloat16:
+        return PAROPT_DISPATCH(quantize_half<BFloat16>(x, rest, part, made));
+      case ValueType::int8:
+        return PAROPT_DISPATCH(
+            quantize_scaled<ValueType::int8>(x, rest, part, seed, group, scale, made));
+      case ValueType::qsgd4:
+        return PAROPT_DISPATCH(
+            quantize_scaled<ValueType::qsgd4>(x, rest, part, seed, group, scale, made));
+      default:
+        return PAROPT_DISPATCH(
+            quantize_scaled<ValueType::sign>(x, rest, part, seed, group, scale, made));
     }
-    store(scales + first / kGroup * sizeof(float), scaled.scale);
-    return {0, scaled.nonfinite};
   }
 };
 
@@ -92,7 +113,7 @@ std::uint64_t value_bytes(ValueType type, std::uint64_t count) {
 
 QuantizeCounts quantize(ValueType type, const float* values, float* residual, std::size_t count,
                         std::uint64_t seed, std::uint8_t* out) {
-  const Job job = {type, values, residual, seed, out, out + scale_bytes(type, count)};
+  const Job job = {type, values, residual, count, seed, out, out + scale_bytes(type, count)};
   const std::size_t chunks = ceil_div(count, kChunk);
   std::size_t saturated = 0, nonfinite = 0;
   [[maybe_unused]] const int threads = threads_for(chunks, 2);
@@ -100,14 +121,12 @@ QuantizeCounts quantize(ValueType type, const float* values, float* residual, st
     reduction(+ : saturated, nonfinite)
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     const std::size_t end = std::min(count, (chunk + 1) * kChunk);
-    const bool whole = residual == nullptr && type < ValueType::int8;
-    const std::size_t step = whole ? kChunk : kGroup;
-    for (std::size_t first = chunk * kChunk; first < end; first += step) {
-      const std::size_t part = std::min(step, end - first);
-      const QuantizeCounts counts = whole ? job.convert(first, part) : job.group(first, part);
+    for (std::size_t first = chunk * kChunk; first < end; first += kBatch) {
+      const QuantizeCounts counts = job.batch(first);
       saturated += counts.saturated;
       nonfinite += counts.nonfinite;
     }
+    finish_streaming();
   }
   return {saturated, nonfinite};
 }

@@ -5,6 +5,12 @@
 
 #include "common.hpp"
 
+namespace paropt {
+
+constexpr std::size_t kScatterAhead = 128;  // entries
+
+}  // namespace paropt
+
 #define PAROPT_LOOPS "reduce_loops.hpp"
 #include "foreach_isa.hpp"
 

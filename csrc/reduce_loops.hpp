@@ -15,7 +15,12 @@ PAROPT_TARGET I largest(const I* indices, std::size_t k) {
 template <class T, class I>
 PAROPT_TARGET void scatter_add_block(T* dense, const I* indices, const T* values, std::size_t k,
                                      T scale) {
-  for (std::size_t i = 0; i < k; ++i) dense[indices[i]] += scale * values[i];
+  std::size_t i = 0;  // far lines: a processor that waits for some does not see far enough ahead
+  for (; i + kScatterAhead < k; ++i) {
+    __builtin_prefetch(dense + indices[i + kScatterAhead], 1);
+    dense[indices[i]] += scale * values[i];
+  }
+  for (; i < k; ++i) dense[indices[i]] += scale * values[i];
 }
 
 // 64 sums side by side, so that no addition waits for another.

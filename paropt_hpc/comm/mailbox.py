@@ -1,11 +1,13 @@
 """Messages between two ranks, for algorithms in which ranks do not keep step.
 
-Waiting gives the core away: between two looks at the network a rank sleeps, longer and longer up
-to a millisecond, so that a server that has nothing to do costs nothing. It also has a deadline.
+Waiting gives the core away: after the first millisecond a rank sleeps between two looks at the
+network, longer and longer up to a millisecond, so that a server that has nothing to do costs
+nothing. It also has a deadline.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Mailbox", "Pulse", "wait_until"]
 
 _SHORTEST, _LONGEST = 2e-5, 1e-3  # seconds of sleep between two looks
+_AWAKE = 1e-3  # seconds without sleep: a long message moves while both sides look
 
 
 class Mailbox:
@@ -170,7 +173,7 @@ class Pulse:
 
 
 def wait_until(done: Callable[[], Any], timeout: float, fault: str) -> None:
-    """Ask `done` until it says yes; between two questions sleep, longer each time.
+    """Ask `done` until it says yes; soon sleep between two questions, longer each time.
 
     Parameters
     ----------
@@ -189,7 +192,11 @@ def wait_until(done: Callable[[], Any], timeout: float, fault: str) -> None:
         return
     begun, pause = time.perf_counter(), _SHORTEST
     while not done():
-        if timeout and time.perf_counter() - begun > timeout:
+        waited = time.perf_counter() - begun
+        if waited < _AWAKE:
+            os.sched_yield()
+            continue
+        if timeout and waited > timeout:
             raise CollectiveTimeout(
                 f"{fault} within {timeout:g} s; raise PAROPT_TIMEOUT if it is only slow"
             )

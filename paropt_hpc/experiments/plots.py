@@ -34,12 +34,13 @@ def plot_search(folder: Path) -> Path | None:
     median = np.array([moment["median_f"] for moment in moments])
     above.plot(evaluations, best, label="best so far")
     above.plot(evaluations, median, ":", label="median of the generation")
-    if (best > 0).all() and best.max() > 10 * best.min():
+    positive = best[best > 0]
+    if (best >= 0).all() and positive.size and positive.max() > 10 * positive.min():
         above.set_yscale("log")
     above.set_ylabel("value")
     above.legend()
     below.plot(evaluations, [moment["diversity"] for moment in moments], color="tab:green")
-    below.set(xlabel="evaluations", ylabel="diversity (uniform = 1)", ylim=(0, None))
+    below.set(xlabel="evaluations", ylabel="diversity (uniform = 1)", yscale="log")
     return _saved(plt, figure, folder / "convergence.png")
 
 

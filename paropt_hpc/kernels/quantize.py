@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paropt_hpc.errors import MessageError
 from paropt_hpc.kernels.backend import implementation
-from paropt_hpc.kernels.checks import check_array, check_separate, to_bytes
+from paropt_hpc.kernels.checks import MAX_ENTRIES, check_array, check_separate, to_bytes
 
 __all__ = ["Quantized", "ValueType", "decode", "encode", "encoded_bytes"]
 
@@ -66,7 +66,9 @@ def resolve(value_type: ValueType | str) -> ValueType:
 
 def encoded_bytes(value_type: ValueType | str, count: int) -> int:
     """Return the number of bytes of `count` values."""
-    found = resolve(value_type)
+    found, count = resolve(value_type), operator.index(count)
+    if not 0 <= count <= MAX_ENTRIES:
+        raise ValueError(f"count must be in [0, 2**40], got {count}")
     scales = -(-count // _GROUP) * 4 if found >= ValueType.INT8 else 0
     return scales + -(-count * _BITS[found] // 8)
 
@@ -93,7 +95,7 @@ def encode(
         of a sparse message pass zeros: what comes back belongs into the residual at their indices.
     seed : int
         Of the random rounding of ``qsgd4``, taken modulo 2**64; to be another one in every step and
-        on every rank.
+        on every rank. The mean of a value over seeds is right to 2**-13 of a step.
     out : ndarray, uint8, optional
         At least ``encoded_bytes(value_type, count)`` bytes.
 

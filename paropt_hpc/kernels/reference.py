@@ -405,22 +405,22 @@ def _quantize_groups(acc: _Array, value_type: int, seed: int) -> bytes:
         scales, steps = _steps(x, 127)
         codes = np.rint(steps).astype(np.int8).reshape(-1)[: acc.size].tobytes()
     else:
-        scales, steps = _steps(x, 7)
-        shifted = np.maximum(steps, np.float32(-7)) + _uniform(groups, seed) + np.float32(8)
-        nibbles = np.minimum(shifted.astype(np.int32) - 8, 7).reshape(-1)[: acc.size] & 15
-        nibbles = np.append(nibbles, [0] * (acc.size % 2)).astype(np.uint8)
+        scales, steps = _steps(x, 7, 4096)
+        units = np.rint(steps).astype(np.int32) + _random_units(groups, seed)
+        nibbles = (units >> 12 & 15).astype(np.uint8).reshape(-1)[: acc.size + acc.size % 2]
         codes = (nibbles[::2] | nibbles[1::2] << 4).tobytes()
     return scales.tobytes() + codes
 
 
-def _steps(x: _Array, most: int) -> tuple[_Array, _Array]:
-    """Return the scales of groups, and the values in units of these."""
+def _steps(x: _Array, most: int, unit: int = 1) -> tuple[_Array, _Array]:
+    """Return the scales of groups, and the values in 1/unit of these."""
+    least = np.float32(2.0**-110 if unit > 1 else 2.0**-126)
     scales = np.abs(x).max(axis=1, initial=0) / np.float32(most)
     too_large = np.isinf(scales * np.float32(most))
     scales[too_large] = np.nextafter(scales[too_large], np.float32(0))
-    scales[scales < np.float32(2.0**-126)] = 0
+    scales[scales < least] = 0
     scales[~np.isfinite(x).all(axis=1)] = np.nan
-    by = np.where(scales > 0, np.float32(1) / scales, np.float32(0))
+    by = np.where(scales > 0, np.float32(unit) / scales, np.float32(0))
     return scales, np.where(by[:, None] > 0, x * by[:, None], np.float32(0))
 
 
@@ -448,19 +448,19 @@ def _means(magnitudes: _Array, count: int) -> _Array:
     return means
 
 
-def _uniform(groups: int, seed: int) -> _Array:
-    """Return random numbers of [0, 1): see group_random and mixed in csrc/quantize*."""
+def _random_units(groups: int, seed: int) -> _Array:
+    """Return random integers of [0, 4096): see group_random and encode_qsgd4 in csrc/quantize*."""
     numbers = np.arange(1, groups + 1, dtype=np.uint64)
     x = np.uint64(seed) + numbers * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     first = ((x ^ x >> np.uint64(31)) >> np.uint64(32)).astype(np.uint32)
-    y = first[:, None] + np.arange(_GROUP, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    y = first[:, None] + np.arange(_GROUP // 2, dtype=np.uint32) * np.uint32(0x9E3779B9)
     y = (y ^ y >> np.uint32(16)) * np.uint32(0x85EBCA6B)
     y = (y ^ y >> np.uint32(13)) * np.uint32(0xC2B2AE35)
     y ^= y >> np.uint32(16)
-    uniform: _Array = (y >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
-    return uniform
+    halves = np.stack([y >> np.uint32(4) & np.uint32(0xFFF), y >> np.uint32(20)], axis=2)
+    return halves.reshape(groups, _GROUP).astype(np.int32)
 
 
 def _scale_bytes(value_type: int, count: int) -> int:

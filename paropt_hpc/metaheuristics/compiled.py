@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.metaheuristics.evaluation import Results, Rows, Scalar, classified, from_columns
+from paropt_hpc.metaheuristics.evaluation import (
+    Results,
+    Rows,
+    Scalar,
+    classified,
+    from_columns,
+    read_only,
+)
 
 __all__ = ["Compiled"]
 
@@ -24,8 +31,8 @@ class Compiled:
     Parameters
     ----------
     function : callable
-        Takes a row, shape (d,), float64, and returns a float; compiled in nopython mode, or a
-        function that numba has compiled already.
+        Takes a row, shape (d,), float64, read-only, and returns a float; compiled in nopython
+        mode, or a function that numba has compiled already.
     threads : int, optional
         Default: ``OMP_NUM_THREADS``, else one.
 
@@ -64,7 +71,7 @@ class Compiled:
 
     def __call__(self, x: Rows) -> Results:
         """Evaluate all rows."""
-        rows, f = x.copy(), np.empty(len(x))
+        rows, f = read_only(x), np.empty(len(x))
         start = time.perf_counter()
         try:
             self._run(rows, f)

@@ -252,7 +252,8 @@ class Vectorised:
     Parameters
     ----------
     function : callable
-        Takes rows, shape (m, d), float64, a copy it may change; returns shape (m,), or (m, k).
+        Takes rows, shape (m, d), float64, read-only: large populations are not copied. Returns
+        shape (m,), or (m, k).
     outputs : int
         k, the number of objectives.
     constrained : bool
@@ -281,7 +282,7 @@ class Vectorised:
         start = time.perf_counter()
         shape = (len(x),) if self._width == 1 else (len(x), self._width)
         try:
-            f = np.array(self.function(x.copy()), np.float64)
+            f = np.array(self.function(read_only(x)), np.float64)
             if f.shape != shape:
                 raise ValueError(f"the function returned shape {f.shape}, expected {shape}")
         except (Exception, SystemExit):
@@ -326,6 +327,13 @@ def judged(value: Any, outputs: int) -> tuple[Any, int, str]:
     if np.isinf(number).any():
         return None, Status.INFINITE, f"returned {number}"
     return number, 0, ""
+
+
+def read_only(x: Rows) -> Rows:
+    """Return a view that an objective cannot change."""
+    view = x.view()
+    view.flags.writeable = False
+    return view
 
 
 def classified(columns: NDArray[np.float64]) -> tuple[NDArray[np.uint8], dict[int, str]]:

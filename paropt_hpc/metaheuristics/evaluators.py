@@ -100,6 +100,7 @@ class RowSplit:
         self._always = replicate == "always" and may
         self._replicating = self._always
         self._until_look = 0
+        self.total = 0.0  # seconds of the last population that was shared, as all ranks know it
         self._collective = 0.0  # seconds that the last collective took on this rank
         self._cost = np.inf  # least seconds that one took on the rank that came last
 
@@ -157,15 +158,15 @@ class RowSplit:
 
     def _decide(self, packets: Rows, whole: bool) -> None:
         """Choose how to go on, from figures that all ranks have."""
+        seconds = packets[:, 0]
+        total = self.total = float(seconds.max() if whole else seconds.sum())
         if not self._may_replicate:
             return
         if whole and (packets[:, 4] != packets[0, 4]).any():
             self._may_replicate = self._replicating = False
             return
-        seconds = packets[:, 0]
         if packets[:, 3].all():
             self._cost = min(self._cost, float(packets[:, 3].min()))
-        total = float(seconds.max() if whole else seconds.sum())
         saved = total - (total / self.comm.size if whole else float(seconds.max()))
         self._replicating = self._always or saved < self._cost < np.inf
         self._until_look = min(_LONGEST, int(_LOOK / max(total, 1e-6))) if whole else 0

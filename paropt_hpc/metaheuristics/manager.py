@@ -3,7 +3,7 @@
 Each worker has a few chunks ahead of it, so that it does not wait for the manager, which evaluates
 too. A chunk has as many rows as take about the time in which a message's own cost is small, judged
 by the times measured so far; near the end of a population chunks get smaller, so that all ranks
-end together.
+end together. A population that costs next to nothing is not handed out at all, but split.
 """
 
 import json
@@ -23,6 +23,7 @@ from paropt_hpc.metaheuristics.evaluation import (
     as_objective,
     from_columns,
 )
+from paropt_hpc.metaheuristics.evaluators import RowSplit
 
 __all__ = ["Finished", "ManagerWorker"]
 
@@ -30,7 +31,7 @@ _HEAD = 5  # numbers at the start of a message
 _END = -1  # in place of the first row's number
 _TEXTS = 8  # causes that travel with a chunk
 _FADE = 0.7  # weight of the past in the mean time of an evaluation
-_ALONE = 2e-4  # seconds of work that rank 0 does itself rather than send any of it
+_CHEAP = 1e-3  # seconds of a population below which its rows are split instead
 _MOST = 1 << 12  # rows of a chunk
 _POLL = 1e-3  # seconds of own work after which the manager looks for messages
 
@@ -86,7 +87,9 @@ class ManagerWorker:
         self._ahead = ahead
         self._works = not dedicated or comm.size == 1
         self._letters = Letterbox(comm)
-        self._mean = 0.0  # seconds of one evaluation
+        self._spent = self._done = 0.0  # seconds and rows, the past fading
+        self._split = RowSplit(comm, self.objective)
+        self._cheap = False  # whether to split the next population; the same on all ranks
         self._stop = False  # whether some rank has asked for an end
         self.most_pending = 0  # rows handed out and not back, at the worst moment
 
@@ -98,6 +101,10 @@ class ManagerWorker:
         """
         if self.comm.size == 1:
             return self.objective(x)._replace(stop=stop)
+        if self._cheap:
+            results = self._split.evaluate(x, stop)
+            self._cheap = self._split.total < _CHEAP
+            return results
         m = len(x)
         self._stop = self._stop or stop
         values = np.full((m + 1, self._width + 1), np.nan)
@@ -109,9 +116,9 @@ class ManagerWorker:
             values[rows, 1:] = done.results.columns()
             texts |= {done.first + row: text for row, text in done.results.texts.items()}
             seconds += done.results.seconds
-        values[m, 0] = stop or self._stop
+        values[m, :2] = self._stop, self._mean * m < _CHEAP
         self.comm.broadcast(values)
-        self._stop = bool(values[m, 0])
+        self._stop, self._cheap = bool(values[m, 0]), bool(values[m, 1])
         status = values[:m, 0].astype(np.uint8)
         results = from_columns(values[:m, 1:], status, texts, seconds, self.objective)
         return results._replace(stop=self._stop)
@@ -164,10 +171,13 @@ class ManagerWorker:
             while pending:
                 self._collect(queued, pending)
 
+    @property
+    def _mean(self) -> float:
+        """Seconds of one evaluation; 0 before the first one."""
+        return self._spent / self._done if self._done else 0.0
+
     def _fill(self, feed: "_Feed", queued: dict[int, int], pending: dict[int, Rows]) -> None:
         """Give every worker what it lacks, those with the least first."""
-        if self._works and self._mean and feed.left * self._mean < _ALONE:
-            return  # sooner done than said
         for level in range(self._ahead):
             for worker, count in queued.items():
                 if count > level:
@@ -220,9 +230,8 @@ class ManagerWorker:
         return Finished(first, rows, results)
 
     def _learn(self, results: Results) -> None:
-        if len(results.status):
-            mean = max(results.seconds / len(results.status), 1e-9)
-            self._mean = mean if not self._mean else _FADE * self._mean + (1 - _FADE) * mean
+        self._spent = _FADE * self._spent + max(results.seconds, 1e-9)
+        self._done = _FADE * self._done + len(results.status)
 
     def _serve(self) -> None:
         while True:

@@ -145,7 +145,7 @@ class AsyncGossip(Mixing, Asynchronous):
         batch = first
         while batch < end:
             yield batch * self.workers + self.comm.rank
-            pulse.send([*self._told, self._share])
+            pulse.send([self._told, self.signal(), self._share])
             batch += 1
             while pulse.pending and (pulse.pending >= self.lead or pulse.arrived()):
                 self._settle(params, pulse.arrived, "a rank did not keep up")

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from paropt_hpc.train.arrays import Array
@@ -27,7 +27,7 @@ class Asynchronous(Strategy):
 
         for task in strategy.phase(params, tasks, last):
             ...
-            strategy.tell(loss, signal)
+            strategy.tell(loss)
             strategy.step(params, gradient, samples)
 
     Task ``t`` is part ``t % workers`` of global batch ``t // workers``. In somebody's own loop
@@ -40,20 +40,24 @@ class Asynchronous(Strategy):
         Ranks 0 to ``workers - 1`` compute gradients.
     outcome : Outcome
         Of the last phase.
+    signal : callable
+        Asked on every rank, in the course of a phase, for the number of a signal that should end
+        it; 0 for none.
     """
 
     workers: int
     outcome = Outcome(0, math.nan, 0, -1)
-    _told = (0.0, 0)
+    signal: Callable[[], int] = staticmethod(lambda: 0)
+    _told = 0.0
 
     @property
     def works(self) -> bool:
         """Whether this rank computes gradients."""
         return self.comm.rank < self.workers
 
-    def tell(self, loss: float, signal: int) -> None:
-        """Say what the next `step` is to pass on: the loss on this rank's samples, a signal."""
-        self._told = loss, signal
+    def tell(self, loss: float) -> None:
+        """Say what the next `step` is to pass on: the loss on this rank's samples."""
+        self._told = loss
 
     @abstractmethod
     def phase(self, params: Array, tasks: range, last: bool) -> Iterator[int]:

@@ -200,6 +200,7 @@ class Trainer:
         """Do what `_run_epoch` does with ranks that meet only where a checkpoint is due."""
         steps = self.sampler.steps_per_epoch
         every = self.config.checkpoint.every_steps or steps
+        strategy.signal = lambda: stop.number
         while first < steps:
             pause = min(steps, first + every - meter.steps % every)
             tasks, losses = self.sampler.tasks(first, pause), list(meter.losses)
@@ -207,7 +208,7 @@ class Trainer:
             for task in strategy.phase(self.params, tasks, pause == steps):
                 shard = self.sampler.part(epoch, task)
                 loss, gradient = self._gradient(shard)
-                strategy.tell(loss, stop.number)
+                strategy.tell(loss)
                 strategy.step(self.params, gradient, (len(shard.indices), shard.batch))
                 meter.tick(loss, epoch * steps + task // strategy.workers + 1)
             meter.stop()

@@ -189,7 +189,7 @@ class ParameterServer(Asynchronous):
         """Push, if there is a gradient, and wait for the answer with the parameters."""
         begun = time.perf_counter()
         version = int(self._reply[2]) if gradient is not None else -1
-        header = np.array([version, samples, more, *self._told], np.float64)
+        header = np.array([version, samples, more, self._told, self.signal()], np.float64)
         payload = self._payload(gradient) if gradient is not None else []
         if self._mail is None:
             self._alone(header, payload)
@@ -229,10 +229,12 @@ class ParameterServer(Asynchronous):
     def _sequence(self, worker: int, header: NDArray[Any]) -> list[Action]:
         """Note what a worker told, and return what all servers are to do."""
         version, samples, more = header[:3].astype(int).tolist()
-        loss, signal = float(header[3]), int(header[4])
-        if signal:
-            self._signal = max(self._signal, signal)
+        loss = float(header[3])
+        self._signal = max(self._signal, int(header[4]), self.signal())
+        if self._signal:
             self.sequencer.stop(self.workers)
+        if worker >= self.workers:
+            return []  # another server, that passes on a signal
         if version >= 0 and not math.isfinite(loss):
             self._faulty = worker
             self.sequencer.abandon()
@@ -266,6 +268,8 @@ class ParameterServer(Asynchronous):
             mail.receive(worker, _ARRIVAL, header)
             self._since.pop(worker, None)
             actions = self._sequence(worker, header)
+            if not actions:
+                continue
             log = np.array(actions, np.int64).reshape(-1, 3)
             for server in self.servers[1:]:
                 mail.send(server, _LOG, log)
@@ -303,6 +307,10 @@ class ParameterServer(Asynchronous):
             actions = log.view(np.int64).reshape(-1, 3)
             self._carry_out(mail, actions)
             ended = bool((actions[:, 0] == Kind.END).any())
+            if self.signal() > self._signal and not ended:
+                self._signal = self.signal()
+                note = np.array([-1, -1, 0, 0, self._signal], np.float64)
+                mail.send(self.servers.start, _ARRIVAL, note)
 
     def _carry_out(self, mail: Mailbox, actions: NDArray[np.int64]) -> None:
         for kind, worker, number in actions.tolist():
@@ -334,7 +342,8 @@ class ParameterServer(Asynchronous):
         """Bring all ranks to the end of a phase: same parameters, same counters; collective."""
         sequencer = self.sequencer
         counters = flatten(sequencer.state_dict())
-        facts = [sequencer.reached, *self._total, self._signal, self._faulty]
+        signal = self.comm.gather_scalars(self.signal()).max()  # also one that came at the end
+        facts = [sequencer.reached, *self._total, max(self._signal, signal), self._faulty]
         shared = np.concatenate([np.atleast_1d(v) for v in (facts, *counters.values())])
         shared = shared.astype(np.float64)
         self.comm.broadcast(params)  # rank 0 has pulled the last version

@@ -8,6 +8,7 @@ import pytest
 from paropt_hpc.comm import Communicator, sparse_allreduce
 from paropt_hpc.errors import CollectiveMismatch, CollectiveTimeout, MessageError
 from paropt_hpc.kernels import message as messages
+from paropt_hpc.kernels import quantize
 from paropt_hpc.kernels.index_codec import index_dtype
 
 pytestmark = pytest.mark.mpi
@@ -69,6 +70,30 @@ def test_exact_schemes_add_in_the_order_of_the_ranks(
                 right = np.array_equal(bits(dense), bits(want))
             if not right or result.dropped_indices.size:
                 faults.append(f"n {n} k {k}: wrong sum by {result.scheme}")
+    everywhere(faults)
+
+
+@pytest.mark.parametrize("value_type", ["float16", "bfloat16", "int8", "qsgd4", "sign"])
+def test_quantised_messages_of_some_entries_and_of_all(world, everywhere, value_type):
+    n, faults = 3000, []
+    with Communicator(world) as comm:
+        for k in (40, n):
+            every, own = [], None
+            for rank in range(comm.size):
+                indices, values = sparse(rank, n, k)
+                sent = quantize.encode(values, value_type, seed=rank)
+                every.append((indices, quantize.decode(sent.data, value_type, k)))
+                if rank == comm.rank:
+                    own = messages.encode(None if k == n else indices, sent, n)
+            want = added_up(every, n, np.float32)
+            for scheme in EXACT:
+                dense = np.full(n, np.nan, np.float32)
+                result = sparse_allreduce(comm, own, dense, scheme)
+                exact = result.scheme != "dense" and np.array_equal(bits(dense), bits(want))
+                if not exact and not np.allclose(dense, want, rtol=0, atol=1e-4):
+                    faults.append(f"k {k}: wrong sum by {result.scheme}")
+                if not exact and result.scheme != "dense":
+                    faults.append(f"k {k}: other bits by {result.scheme}")
     everywhere(faults)
 
 

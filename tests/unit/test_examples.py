@@ -1,5 +1,6 @@
 """Every example runs, and the README shows it as it is."""
 
+import json
 import os
 import re
 import subprocess
@@ -72,3 +73,31 @@ def test_the_demonstration_keeps_its_promise(tmp_path, monkeypatch):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "times fewer bytes" in done.stdout
+
+
+def paropt(*arguments, ranks=1):
+    """Run ``paropt`` where the examples are, its results in `tmp_path`."""
+    launcher = [os.environ.get("PAROPT_MPIEXEC", "mpiexec"), "-n", str(ranks)] * (ranks > 1)
+    done = subprocess.run(
+        [*launcher, sys.executable, "-m", "paropt_hpc", *arguments],
+        capture_output=True, text=True, timeout=200, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_program_is_calibrated(tmp_path, monkeypatch):
+    """Each evaluation starts Python, so only a few: enough to come near."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    few = ["budget.evaluations=96", f"run.dir={tmp_path}/run", "run.plots=false"]
+    paropt("optimize", "examples/calibrate.toml", *(f"--set={s}" for s in few), ranks=2)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["failures"] == {}
+    assert abs(summary["best"]["rate"] - 0.35) < 0.15
+
+
+def test_the_example_of_tuning(tmp_path):
+    few = ["tune.trials=4", f"tune.dir={tmp_path}/run"]
+    said = paropt("tune", "examples/tune_digits.toml", *(f"--set={s}" for s in few), ranks=3)
+    assert "train.batch" in said
+    assert len((tmp_path / "run" / "trials.jsonl").read_text().splitlines()) == 4

@@ -337,6 +337,23 @@ def test_frozen_bytes(path, name):
     np.testing.assert_array_equal(decoded.values, values)
 
 
+@pytest.mark.parametrize("value_type", TYPES)
+@pytest.mark.parametrize(("codec", "n", "k"), [("full", 600, 600), ("elias_fano", 9000, 300)])
+def test_frozen_value_types(path, value_type, codec, n, k):
+    name = f"{codec}-{value_type}-{n}-{k}"
+    indices, values, n, codec = frozen(name.replace(value_type, "float64"))
+    if value_type in QUANTISED:
+        values = quantize.encode(values.astype(np.float32), value_type, seed=7)
+        sent = quantize.decode(values.data, value_type, k)
+    else:
+        values = sent = values.astype(value_type)
+    stored = (FIXTURES / f"message-v1-{name}.bin").read_bytes()
+    assert message.encode(indices, values, n, codec=codec).tobytes() == stored
+    decoded = message.decode(stored)
+    np.testing.assert_array_equal(decoded.indices, indices)
+    np.testing.assert_array_equal(decoded.values, sent)
+
+
 def test_out_is_used(path):
     indices, values = sparse(50, 5, np.float32)
     out = np.empty(message.max_bytes(50, 5, np.float32), np.uint8)

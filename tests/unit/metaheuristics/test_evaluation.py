@@ -127,6 +127,16 @@ def test_one_bad_row_of_a_batch_costs_only_itself():
     assert Vectorised(lambda x: np.zeros(3))(ROWS).status.tolist() == [Status.RAISED] * 6
 
 
+def test_a_batch_cannot_change_the_population():
+    def greedy(x):
+        x[:] = 0
+        return x[:, 0]
+
+    before = ROWS.copy()
+    Vectorised(greedy)(ROWS)
+    assert np.array_equal(ROWS, before)
+
+
 @given(st.lists(st.floats(), max_size=9))
 def test_scalar_and_vectorised_agree(values):
     rows = np.array(values).reshape(-1, 1)

@@ -52,3 +52,28 @@ def test_a_batch_that_the_ranks_do_not_divide_names_the_next_values():
 def test_fewer_samples_than_ranks():
     with pytest.raises(ConfigError, match="3 samples are fewer than 4 ranks"):
         ShardedSampler(3, 4, 0, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("n", "batch", "size"), [(100, 24, 3), (97, 24, 4), (96, 24, 2), (5, 6, 3)]
+)
+def test_tasks_are_the_shards_of_all_ranks_but_the_empty_ones(n, batch, size):
+    samplers = [ShardedSampler(n, batch, rank, size, seed=3) for rank in range(size)]
+    steps = samplers[0].steps_per_epoch
+    tasks = samplers[0].tasks(0, steps)
+    parts = [samplers[0].part(2, task) for task in tasks]
+    assert all(part.indices.size for part in parts)
+    epochs = [list(sampler.epoch(2)) for sampler in samplers]
+    shards = [shards[at] for at in range(steps) for shards in epochs]
+    whole = [shard for shard in shards if shard.indices.size]
+    assert len(parts) == len(whole)
+    for part, shard in zip(parts, whole, strict=True):
+        assert np.array_equal(part.indices, shard.indices)
+        assert part.batch == shard.batch
+
+
+def test_tasks_of_a_part_of_an_epoch():
+    sampler = ShardedSampler(100, 24, 0, 3, seed=0)
+    assert sampler.tasks(1, 3) == range(3, 9)
+    assert sampler.tasks(4, 5) == range(12, 15)  # four samples for three ranks
+    assert len(sampler.tasks(5, 5)) == 0
