@@ -58,9 +58,10 @@ def add_scaled(out: Array, vector: Array, factor: float, scratch: Scratch) -> No
     """Add ``factor * vector`` to `out` in place; the product is rounded before the sum."""
     multiply = namespace(out).multiply
     for part in blocks(out):
-        product = scratch.like(out[part])
+        target = out[part]
+        product = scratch.like(target)
         multiply(vector[part], factor, out=product)
-        out[part] += product
+        target += product
 
 
 def norm(vector: Array) -> float:

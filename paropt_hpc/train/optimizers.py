@@ -134,18 +134,19 @@ class SGD(Optimizer):
         velocity = self._buffer(xp, "velocity", gradient) if self.momentum else None
         rate = self.lr
         for part in blocks(params):
-            direction = gradient[part]
-            scratch = self._scratch.like(direction)
+            target, step = params[part], gradient[part]
+            direction = step
             if velocity is not None:
-                direction = self._with_momentum(xp, direction, velocity[part], scratch)
-            xp.multiply(direction, rate, out=scratch)
-            params[part] -= scratch
+                direction = self._with_momentum(xp, step, velocity[part])
+            xp.multiply(direction, rate, out=step)
+            target -= step
 
-    def _with_momentum(self, xp: Any, gradient: Array, velocity: Array, scratch: Array) -> Array:
+    def _with_momentum(self, xp: Any, gradient: Array, velocity: Array) -> Array:
         velocity *= self.momentum
         velocity += gradient
         if not self.nesterov:
             return velocity
+        scratch = self._scratch.like(gradient)
         xp.multiply(velocity, self.momentum, out=scratch)
         gradient += scratch
         return gradient
