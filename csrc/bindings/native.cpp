@@ -12,6 +12,7 @@
 #include "common.hpp"
 #include "index_codec.hpp"
 #include "message.hpp"
+#include "population.hpp"
 #include "quantize.hpp"
 #include "reduce.hpp"
 #include "topk.hpp"
@@ -433,5 +434,6 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("validate_indices", &validate_indices, py::arg("data").noconvert(), py::arg("n"),
         py::arg("k"), py::arg("codec"));
   m.def("read_header", &read_header, py::arg("data").noconvert());
+  define_population(m);
   m.def("crc32", &crc32, py::arg("data").noconvert());
 }

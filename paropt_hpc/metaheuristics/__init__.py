@@ -7,24 +7,95 @@ from paropt_hpc.metaheuristics.algorithm import (
     make,
     register,
 )
-from paropt_hpc.metaheuristics.asynchronous import MigrationLog
-from paropt_hpc.metaheuristics.compiled import Compiled
+from paropt_hpc.metaheuristics.asynchronous import (
+    MigrationLog,
+)
+from paropt_hpc.metaheuristics.cma_es import (
+    CMAES,
+    RESTARTS,
+    BipopCMAES,
+    IpopCMAES,
+    SeparableCMAES,
+)
+from paropt_hpc.metaheuristics.compiled import (
+    Compiled,
+)
 from paropt_hpc.metaheuristics.constraints import (
     AdaptivePenalty,
     Constraints,
     FeasibilityRules,
     total_violation,
 )
-from paropt_hpc.metaheuristics.differential_evolution import DifferentialEvolution
-from paropt_hpc.metaheuristics.evaluation import Objective, Results, Scalar, Status, Vectorised
-from paropt_hpc.metaheuristics.evaluators import Evaluator, RowSplit, Serial
-from paropt_hpc.metaheuristics.island import Budget
-from paropt_hpc.metaheuristics.isolated import Isolated
-from paropt_hpc.metaheuristics.manager import Finished, ManagerWorker
-from paropt_hpc.metaheuristics.migration import Migration, make_islands
-from paropt_hpc.metaheuristics.program import Program
-from paropt_hpc.metaheuristics.progress import Moment, Outcome
-from paropt_hpc.metaheuristics.search import Search
+from paropt_hpc.metaheuristics.differential_evolution import (
+    MUTATIONS,
+    DifferentialEvolution,
+    SelfAdaptiveDE,
+)
+from paropt_hpc.metaheuristics.evaluation import (
+    Objective,
+    Results,
+    Scalar,
+    Status,
+    Vectorised,
+)
+from paropt_hpc.metaheuristics.evaluators import (
+    Evaluator,
+    RowSplit,
+    Serial,
+)
+from paropt_hpc.metaheuristics.functions import (
+    FUNCTIONS,
+    Function,
+    function,
+)
+from paropt_hpc.metaheuristics.genetic import (
+    CROSSOVERS,
+    MUTATION_STEPS,
+    SELECTIONS,
+    SURVIVALS,
+    Genetic,
+)
+from paropt_hpc.metaheuristics.island import (
+    Budget,
+)
+from paropt_hpc.metaheuristics.isolated import (
+    Isolated,
+)
+from paropt_hpc.metaheuristics.manager import (
+    Finished,
+    ManagerWorker,
+)
+from paropt_hpc.metaheuristics.migration import (
+    Migration,
+    make_islands,
+)
+from paropt_hpc.metaheuristics.particle_swarm import (
+    BOUNDS,
+    NEIGHBOURHOODS,
+    BinarySwarm,
+    ParticleSwarm,
+    constriction,
+)
+from paropt_hpc.metaheuristics.permutations import (
+    ORDER_CROSSOVERS,
+    ORDER_MUTATIONS,
+    edge_recombination,
+    insertion,
+    inversion,
+    order_crossover,
+    partially_mapped_crossover,
+    swap,
+)
+from paropt_hpc.metaheuristics.program import (
+    Program,
+)
+from paropt_hpc.metaheuristics.progress import (
+    Moment,
+    Outcome,
+)
+from paropt_hpc.metaheuristics.search import (
+    Search,
+)
 from paropt_hpc.metaheuristics.space import (
     Binary,
     Categorical,
@@ -32,13 +103,28 @@ from paropt_hpc.metaheuristics.space import (
     Permutation,
     Real,
     Space,
+    Variable,
 )
 
 __all__ = [
     "ALGORITHMS",
+    "BOUNDS",
+    "CMAES",
+    "CROSSOVERS",
+    "FUNCTIONS",
+    "MUTATIONS",
+    "MUTATION_STEPS",
+    "NEIGHBOURHOODS",
+    "ORDER_CROSSOVERS",
+    "ORDER_MUTATIONS",
+    "RESTARTS",
+    "SELECTIONS",
+    "SURVIVALS",
     "AdaptivePenalty",
     "Algorithm",
     "Binary",
+    "BinarySwarm",
+    "BipopCMAES",
     "Budget",
     "Categorical",
     "Compiled",
@@ -47,7 +133,10 @@ __all__ = [
     "Evaluator",
     "FeasibilityRules",
     "Finished",
+    "Function",
+    "Genetic",
     "Integer",
+    "IpopCMAES",
     "Isolated",
     "ManagerWorker",
     "Migration",
@@ -55,6 +144,7 @@ __all__ = [
     "Moment",
     "Objective",
     "Outcome",
+    "ParticleSwarm",
     "Permutation",
     "PopulationAlgorithm",
     "Program",
@@ -63,12 +153,23 @@ __all__ = [
     "RowSplit",
     "Scalar",
     "Search",
+    "SelfAdaptiveDE",
+    "SeparableCMAES",
     "Serial",
     "Space",
     "Status",
+    "Variable",
     "Vectorised",
+    "constriction",
+    "edge_recombination",
+    "function",
+    "insertion",
+    "inversion",
     "make",
     "make_islands",
+    "order_crossover",
+    "partially_mapped_crossover",
     "register",
+    "swap",
     "total_violation",
 ]
