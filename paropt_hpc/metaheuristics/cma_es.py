@@ -221,14 +221,16 @@ class CMAES(Algorithm):
     def _root(self) -> Rows:
         """Return the Cholesky factor of the covariance matrix, or the roots of its diagonal."""
         if self._factor is None:
-            self._factor = np.sqrt(self._c) if self._separable else np.linalg.cholesky(self._c)
+            if self._separable:
+                self._factor = np.sqrt(self._c)
+            else:
+                self._factor = np.asarray(np.linalg.cholesky(self._c), np.float64)
         return self._factor
 
     def _whiten(self, y: Rows) -> Rows:
         """Return steps as the standard normal vectors that would make them."""
         root = self._root()
-        white: Rows = y / root if self._separable else np.linalg.solve(root, y.T).T
-        return white
+        return y / root if self._separable else np.asarray(np.linalg.solve(root, y.T).T, np.float64)
 
     def _steps_of(self, x: Rows) -> Rows:
         """Return the steps that lead to rows from elsewhere, not longer than usual ones.
