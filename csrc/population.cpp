@@ -6,43 +6,10 @@
 #include <utility>
 
 #include "common.hpp"
+#include "stream.hpp"
 
 namespace paropt {
 namespace {
-
-// The last steps of SplitMix64: G. L. Steele et al., "Fast splittable pseudorandom number
-// generators", OOPSLA 2014.
-PAROPT_ALWAYS_INLINE std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
-
-// The random numbers of one individual, by their index.
-struct Stream {
-  std::uint64_t name;
-  std::uint32_t a, b;
-
-  PAROPT_ALWAYS_INLINE explicit Stream(std::uint64_t hash)
-      : name(hash),
-        a(static_cast<std::uint32_t>(hash)),
-        b(static_cast<std::uint32_t>(hash >> 32)) {}
-  PAROPT_ALWAYS_INLINE Stream(std::uint64_t key, std::uint64_t individual)
-      : Stream(mix(key + (individual + 1) * 0x9e3779b97f4a7c15)) {}
-  PAROPT_ALWAYS_INLINE Stream second() const { return Stream(mix(name + 0x632be59bd9b4e019)); }
-};
-
-PAROPT_ALWAYS_INLINE std::uint32_t word(Stream s, std::uint32_t j) {
-  std::uint32_t x = j * 0x9e3779b9u + s.a;
-  x = ((x ^ x >> 16) * 0x21f0aaadu) ^ s.b;
-  x = (x ^ x >> 15) * 0x735a2d97u;
-  return x ^ x >> 15;
-}
-
-// An integer below limit, up to 2^32.
-PAROPT_ALWAYS_INLINE std::uint32_t below(Stream s, std::uint32_t j, std::size_t limit) {
-  return static_cast<std::uint32_t>(std::uint64_t{word(s, j)} * limit >> 32);
-}
 
 // The vectors of a trial: three different members, none of them the challenged one.
 struct DePick {
@@ -243,7 +210,8 @@ void ga_survive(const Genetic& ga, double* x, double* f, const double* child, co
   const auto value = [=](std::uint32_t i) { return i < n ? f[i] : child_f[i - n]; };
   for (std::size_t i = 0; i < rivals; ++i) rank[i] = static_cast<std::uint32_t>(i);
   std::nth_element(rank, rank + kept, rank + rivals, [&](std::uint32_t a, std::uint32_t b) {
-    return std::make_pair(value(a), a) < std::make_pair(value(b), b);
+    const double va = value(a), vb = value(b);
+    return va < vb || (va == vb && a < b);
   });
   std::sort(rank, rank + kept);
   // Children that live: among the ranked ones, or all; they fill the gaps between kept members.

@@ -71,9 +71,13 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE V abs_of(V a) { return (V)((M)a & 0x7ffffffff
 PAROPT_TARGET PAROPT_ALWAYS_INLINE V rint_of(V a) { return (a + 0x1.8p52) - 0x1.8p52; }
 
 PAROPT_TARGET PAROPT_ALWAYS_INLINE bool any(M mask) {
-  std::int64_t some = 0;
-  for (std::size_t l = 0; l < kLanes; ++l) some |= mask[l];
-  return some != 0;
+#if PAROPT_LEVEL == 2
+  return _mm512_movepi64_mask((__m512i)mask) != 0;
+#elif PAROPT_LEVEL == 1
+  return _mm256_movemask_pd((__m256d)mask) != 0;
+#else
+  return (mask[0] | mask[1]) != 0;
+#endif
 }
 
 PAROPT_TARGET PAROPT_ALWAYS_INLINE V sqrt_of(V a) {
@@ -109,27 +113,32 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE V sinpi_of(V x) {
   return p * x;
 }
 
-// exp(x) for |x| <= 700: 2^n times the Taylor series of the rest.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE V exp_of(V x) {
+// exp(x) for |x| <= 700: 2^n times so many terms of the Taylor series of the rest.
+template <int kTerms>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE V exp_by(V x) {
   const V shifted = x * kLog2E + 0x1.8p52;
   const V n = shifted - 0x1.8p52;
   const V r = (x - n * kLn2High) - n * kLn2Low;
-  V p = all(kInverseFactorial[13]);
-  for (int k = 12; k >= 0; --k) p = p * r + kInverseFactorial[k];
+  V p = all(kInverseFactorial[kTerms]);
+  for (int k = kTerms - 1; k >= 0; --k) p = p * r + kInverseFactorial[k];
   return p * (V)(((B)shifted + 1023) << 52);
 }
+PAROPT_TARGET PAROPT_ALWAYS_INLINE V exp_of(V x) { return exp_by<13>(x); }
 
-// log(x) for normal x > 0: the exponent, and 2 atanh((m - 1) / (m + 1)) of the mantissa.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE V log_of(V x) {
+// log(x) for normal x > 0: the exponent, and 2 atanh((m - 1) / (m + 1)) of the mantissa, by its
+// Taylor series up to an odd power.
+template <int kPower>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE V log_by(V x) {
   const B bits = (B)x;
   const B k = (bits + 0x0009'5f61'9980'c433) >> 52;  // 1023 + exponent, the mantissa near 1
   const V m = (V)(bits - ((k - 1023) << 52));
   const V exponent = (V)(k + 0x4338'0000'0000'0000) - (0x1.8p52 + 1023);
   const V s = (m - 1.0) / (m + 1.0), z = s * s;
-  V p = all(1.0 / 23);
-  for (int i = 21; i >= 1; i -= 2) p = p * z + 1.0 / i;
+  V p = all(1.0 / kPower);
+  for (int i = kPower - 2; i >= 1; i -= 2) p = p * z + 1.0 / i;
   return exponent * kLn2High + (exponent * kLn2Low + 2.0 * s * p);
 }
+PAROPT_TARGET PAROPT_ALWAYS_INLINE V log_of(V x) { return log_by<23>(x); }
 
 // ---- random numbers --------------------------------------------------------------------------
 
@@ -356,16 +365,18 @@ PAROPT_TARGET void swarm_rows(const Swarm& swarm, std::uint64_t key, const doubl
 
 // ---- genetic algorithm -----------------------------------------------------------------------
 
-// u^e for u in (0, 1].
-PAROPT_TARGET PAROPT_ALWAYS_INLINE V power(V u, double e) { return exp_of(log_of(u) * e); }
+// u^e for u in [2^-31, 1], to 9 digits, which is enough for a random number.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE V power(V u, V e) {
+  return exp_by<8>(e * log_by<11>(max_of(u, all(0x1p-31))));
+}
 
 // Cross a pair of columns; half of them stay, and half of the others change places as well.
 PAROPT_TARGET PAROPT_ALWAYS_INLINE void cross(const Genetic& ga, V u, V choice, V& p, V& q) {
   V first, second;
   if (ga.crossover == Crossover::simulated_binary) {
     const V side = min_of(u, 1.0 - u) * 2.0;
-    const V inner = power(max_of(side, all(0x1p-31)), 1.0 / (ga.crossover_index + 1.0));
-    const V spread = u <= 0.5 ? inner : 1.0 / inner;
+    const V exponent = all(1.0 / (ga.crossover_index + 1.0));
+    const V spread = power(side, u <= 0.5 ? exponent : -exponent);
     const V middle = p + q, half = spread * (p - q);
     first = 0.5 * (middle + half);
     second = 0.5 * (middle - half);
@@ -387,8 +398,8 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE V mutate(const Genetic& ga, Stream s, Stream 
     V step;
     if (ga.deviation == Deviation::polynomial) {
       const V u = uniforms(t, column);
-      const V side = max_of(min_of(u, 1.0 - u) * 2.0, all(0x1p-31));
-      const V rest = power(side, 1.0 / (ga.mutation_index + 1.0));
+      const V side = min_of(u, 1.0 - u) * 2.0;
+      const V rest = power(side, all(1.0 / (ga.mutation_index + 1.0)));
       step = (u < 0.5 ? rest - 1.0 : 1.0 - rest) * (high - low);
     } else {
       V other;

@@ -3,8 +3,11 @@
 #include <pybind11/numpy.h>
 
 #include <cstdint>
+#include <tuple>
+#include <vector>
 
 #include "../population.hpp"
+#include "../tour.hpp"
 
 namespace py = pybind11;
 
@@ -268,6 +271,44 @@ void ga_run(const Doubles& lower, const Doubles& upper, std::size_t elite, std::
   unlocked([=] { paropt::ga_run(ga, o, key, generation, generations, px, pf, pc, pcf, pp, r); });
 }
 
+void require_tours(const Indices& tours, std::size_t n) {
+  require(n >= 1 && columns(tours) == n, "tours must have as many columns as there are cities");
+  require_below(tours, n);
+  const std::uint32_t* city = tours.data();
+  for (std::size_t i = 0; i < rows(tours); ++i) {
+    std::vector<bool> seen(n, false);
+    for (std::size_t j = 0; j < n; ++j) {
+      const std::uint32_t c = city[i * n + j];
+      require(!seen[c], "a tour must visit each city once");
+      seen[c] = true;
+    }
+  }
+}
+
+const std::uint32_t* near_of(const Indices& near, std::size_t n) {
+  require_sizes(n, columns(near), 2);
+  require_below(near, n);
+  return input(near, n, columns(near));
+}
+
+void improve_tours(const Doubles& distances, const Indices& near, std::size_t kicks,
+                   std::uint64_t key, Indices& tours) {
+  const std::size_t n = rows(distances), k = columns(near), m = rows(tours);
+  const double* d = input(distances, n, n);
+  const std::uint32_t* c = near_of(near, n);
+  require_tours(tours, n);
+  std::uint32_t* t = output(tours, m, n);
+  unlocked([=] { paropt::improve_tours(d, n, c, k, kicks, key, m, t); });
+}
+
+void ant_tours(const Doubles& attraction, const Indices& near, std::uint64_t key, Indices& tours) {
+  const std::size_t n = rows(attraction), k = columns(near), m = rows(tours);
+  const double* a = input(attraction, n, n);
+  const std::uint32_t* c = near_of(near, n);
+  std::uint32_t* t = output(tours, m, n);
+  unlocked([=] { paropt::ant_tours(a, n, c, k, key, m, t); });
+}
+
 }  // namespace
 
 void define_population(py::module_& m) {
@@ -297,6 +338,11 @@ void define_population(py::module_& m) {
         py::arg("generations"), py::arg("x").noconvert(), py::arg("v").noconvert(),
         py::arg("best_x").noconvert(), py::arg("best_f").noconvert(), py::arg("f").noconvert(),
         py::arg("guide").noconvert());
+  m.def("improve_tours", &improve_tours, py::arg("distances").noconvert(),
+        py::arg("near").noconvert(), py::arg("kicks"), py::arg("key"),
+        py::arg("tours").noconvert());
+  m.def("ant_tours", &ant_tours, py::arg("attraction").noconvert(), py::arg("near").noconvert(),
+        py::arg("key"), py::arg("tours").noconvert());
   m.def("ga_parents", &ga_parents, py::arg("tournament"), py::arg("key"), py::arg("f").noconvert(),
         py::arg("parents").noconvert());
   m.def("ga_children", &ga_children, py::arg("lower").noconvert(), py::arg("upper").noconvert(),

@@ -27,9 +27,11 @@ from paropt_hpc.kernels.reference_population import (
     swarm_run,
     take_better,
 )
+from paropt_hpc.kernels.reference_tour import ant_tours, improve_tours
 
 __all__ = [
     "add",
+    "ant_tours",
     "choose_codec",
     "crc32",
     "de_run",
@@ -47,6 +49,7 @@ __all__ = [
     "ga_run",
     "ga_survive",
     "generation_key",
+    "improve_tours",
     "keys",
     "max_chosen_bytes",
     "max_encoded_bytes",

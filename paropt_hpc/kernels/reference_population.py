@@ -61,26 +61,26 @@ def _sinpi(x: _Array) -> _Array:
     return p * x
 
 
-def _exp(x: _Array) -> _Array:
+def _exp(x: _Array, terms: int = 13) -> _Array:
     shifted = x * _LOG2E + _ROUNDING
     n = shifted - _ROUNDING
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = np.full_like(x, 1 / math.factorial(13))
-    for k in range(12, -1, -1):
+    p = np.full_like(x, 1 / math.factorial(terms))
+    for k in range(terms - 1, -1, -1):
         p = p * r + 1 / math.factorial(k)
     scale = (shifted.view(np.uint64) + np.uint64(1023)) << np.uint64(52)
     return p * scale.view(np.float64)
 
 
-def _log(x: _Array) -> _Array:
+def _log(x: _Array, power: int = 23) -> _Array:
     bits = x.view(np.uint64)
     k = (bits + np.uint64(0x00095F619980C433)) >> np.uint64(52)
     m = (bits - ((k - np.uint64(1023)) << np.uint64(52))).view(np.float64)
     exponent = k.astype(np.float64) - 1023
     s = (m - 1) / (m + 1)
     z = s * s
-    p = np.full_like(x, 1 / 23)
-    for i in range(21, 0, -2):
+    p = np.full_like(x, 1 / power)
+    for i in range(power - 2, 0, -2):
         p = p * z + 1 / i
     return exponent * _LN2_HIGH + (exponent * _LN2_LOW + 2 * s * p)
 
@@ -100,7 +100,8 @@ def generation_key(key: int, generation: int) -> int:
     return int(_mix(np.array([key], np.uint64) ^ inner)[0])
 
 
-def _streams(key: int, individuals: _Array) -> _Streams:
+def streams(key: int, individuals: _Array) -> _Streams:
+    """Return the random streams of individuals."""
     with np.errstate(over="ignore"):
         steps = (individuals.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
         return _mix(np.uint64(key) + steps)
@@ -110,7 +111,7 @@ def _second(s: _Streams) -> _Streams:
     return _mix(s + np.uint64(_SECOND))
 
 
-def _words(s: _Streams, j: _Array) -> NDArray[np.uint32]:
+def words(s: _Streams, j: _Array) -> NDArray[np.uint32]:
     """Return the words of streams (n,) at numbers (d,): shape (n, d)."""
     a = (s & np.uint64(0xFFFFFFFF)).astype(np.uint32)[:, None]
     b = (s >> np.uint64(32)).astype(np.uint32)[:, None]
@@ -121,11 +122,12 @@ def _words(s: _Streams, j: _Array) -> NDArray[np.uint32]:
 
 
 def _uniforms(s: _Streams, d: int) -> _Array:
-    return (_words(s, np.arange(d)) >> np.uint32(1)).astype(np.float64) * 2.0**-31
+    return (words(s, np.arange(d)) >> np.uint32(1)).astype(np.float64) * 2.0**-31
 
 
-def _below(s: _Streams, j: int, limit: int) -> NDArray[np.int64]:
-    word = _words(s, np.array([j]))[:, 0].astype(np.uint64)
+def below(s: _Streams, j: int, limit: int) -> NDArray[np.int64]:
+    """Return an integer below `limit` of each stream."""
+    word = words(s, np.array([j]))[:, 0].astype(np.uint64)
     return (word * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
 
@@ -142,7 +144,7 @@ def normals(key: int, out: _Array) -> None:
     """Fill rows with independent standard normal numbers."""
     m, d = out.shape
     half = (d + 1) // 2
-    s = _streams(key, np.arange(m))
+    s = streams(key, np.arange(m))
     first, second = _normal_pairs(s, _second(s), half)
     out[:, :half] = first
     out[:, half:] = second[:, : d - half]
@@ -228,16 +230,16 @@ def de_trials(
     """Make a trial vector for each member."""
     (n, d), others = x.shape, x.shape[0] + len(archive)
     me = np.arange(n)
-    s = _streams(key, me)
+    s = streams(key, me)
     t = _second(s)
-    column = _below(t, 0, d)
-    plus = _without(_below(t, 1, n - 1), me)
+    column = below(t, 0, d)
+    plus = _without(below(t, 1, n - 1), me)
     if mutation == _RAND_1:
-        base = _without(_below(t, 2, n - 2), me, plus)
-        minus = _without(_below(t, 3, others - 3), me, plus, base)
+        base = _without(below(t, 2, n - 2), me, plus)
+        minus = _without(below(t, 3, others - 3), me, plus, base)
     else:
-        base = guides[_below(t, 2, len(guides))].astype(np.int64)
-        minus = _without(_below(t, 3, others - 2), me, plus)
+        base = guides[below(t, 2, len(guides))].astype(np.int64)
+        minus = _without(below(t, 3, others - 2), me, plus)
     pool = np.concatenate([x, archive]) if len(archive) else x
     f = weight[:, None]
     start = x + f * (x[base] - x) if mutation == _CURRENT_TO_BEST_1 else x[base]
@@ -313,7 +315,7 @@ def swarm_move(
         guide[:] = best_f.argmin()
     else:
         guide[:] = neighbours[np.arange(n), best_f[neighbours].argmin(axis=1)]
-    s = _streams(key, np.arange(n))
+    s = streams(key, np.arange(n))
     velocity = (
         inertia * v
         + own * _uniforms(s, d) * (best_x - x)
@@ -354,22 +356,22 @@ def swarm_run(
 
 def ga_parents(tournament: int, key: int, f: _Array, parents: _Array) -> None:
     """Choose parents by tournaments."""
-    s = _streams(key, np.array([1 << 40], np.uint64))
-    draws = _words(s, np.arange(len(parents) * tournament)).astype(np.uint64)
+    s = streams(key, np.array([1 << 40], np.uint64))
+    draws = words(s, np.arange(len(parents) * tournament)).astype(np.uint64)
     rivals = (draws * np.uint64(len(f)) >> np.uint64(32)).reshape(len(parents), tournament)
     rivals = rivals.astype(np.int64)
     parents[:] = rivals[np.arange(len(parents)), f[rivals].argmin(axis=1)]
 
 
-def _power(u: _Array, e: float) -> _Array:
-    return _exp(_log(u) * e)
+def _power(u: _Array, e: _Array | float) -> _Array:
+    return _exp(e * _log(np.maximum(u, 2.0**-31), 11), 8)
 
 
 def _cross(kind: int, index: float, u: _Array, choice: _Array, p: _Array, q: _Array) -> Any:
     if kind == 0:
         side = np.minimum(u, 1 - u) * 2
-        inner = _power(np.maximum(side, 2.0**-31), 1 / (index + 1))
-        spread = np.where(u <= 0.5, inner, 1 / inner)
+        exponent = 1 / (index + 1)
+        spread = _power(side, np.where(u <= 0.5, exponent, -exponent))
         middle, half = p + q, spread * (p - q)
         first, second = 0.5 * (middle + half), 0.5 * (middle - half)
     else:
@@ -388,7 +390,7 @@ def _mutate(
     (kind, rate, index), d = mutation, x.shape[1]
     if kind == 0:
         u = _uniforms(t, d)
-        side = np.maximum(np.minimum(u, 1 - u) * 2, 2.0**-31)
+        side = np.minimum(u, 1 - u) * 2
         rest = _power(side, 1 / (index + 1))
         step = np.where(u < 0.5, rest - 1, 1 - rest) * (high - low)
     else:
@@ -413,13 +415,13 @@ def ga_children(
     firsts = np.arange(0, m, 2)
     p = x[parents[firsts]]
     q = x[parents[np.minimum(firsts + 1, m - 1)]]
-    s = _streams(key, firsts)
+    s = streams(key, firsts)
     t = _second(s)
     a1 = _second(t)
     a2 = _second(a1)
     b1 = _second(a2)
     b2 = _second(b1)
-    crossing = _words(b2, np.array([0xFFFFFFFF])) < rate * 2.0**32
+    crossing = words(b2, np.array([0xFFFFFFFF])) < rate * 2.0**32
     one, two = _cross(kind, index, _uniforms(s, d), _uniforms(t, d), p, q)
     one, two = np.where(crossing, one, p), np.where(crossing, two, q)
     child[0::2] = _mutate(mutation, a1, a2, lower, upper, one)

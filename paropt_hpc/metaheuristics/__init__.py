@@ -7,6 +7,15 @@ from paropt_hpc.metaheuristics.algorithm import (
     make,
     register,
 )
+from paropt_hpc.metaheuristics.annealing import (
+    COOLINGS,
+    ParallelTempering,
+    SimulatedAnnealing,
+    exchange,
+)
+from paropt_hpc.metaheuristics.ant_colony import (
+    AntColony,
+)
 from paropt_hpc.metaheuristics.asynchronous import (
     MigrationLog,
 )
@@ -69,6 +78,11 @@ from paropt_hpc.metaheuristics.migration import (
     Migration,
     make_islands,
 )
+from paropt_hpc.metaheuristics.nsga2 import (
+    NSGA2,
+    crowding_distance,
+    non_dominated_ranks,
+)
 from paropt_hpc.metaheuristics.particle_swarm import (
     BOUNDS,
     NEIGHBOURHOODS,
@@ -105,16 +119,22 @@ from paropt_hpc.metaheuristics.space import (
     Space,
     Variable,
 )
+from paropt_hpc.metaheuristics.success_history import (
+    LSHADE,
+)
 
 __all__ = [
     "ALGORITHMS",
     "BOUNDS",
     "CMAES",
+    "COOLINGS",
     "CROSSOVERS",
     "FUNCTIONS",
+    "LSHADE",
     "MUTATIONS",
     "MUTATION_STEPS",
     "NEIGHBOURHOODS",
+    "NSGA2",
     "ORDER_CROSSOVERS",
     "ORDER_MUTATIONS",
     "RESTARTS",
@@ -122,6 +142,7 @@ __all__ = [
     "SURVIVALS",
     "AdaptivePenalty",
     "Algorithm",
+    "AntColony",
     "Binary",
     "BinarySwarm",
     "BipopCMAES",
@@ -144,6 +165,7 @@ __all__ = [
     "Moment",
     "Objective",
     "Outcome",
+    "ParallelTempering",
     "ParticleSwarm",
     "Permutation",
     "PopulationAlgorithm",
@@ -156,17 +178,21 @@ __all__ = [
     "SelfAdaptiveDE",
     "SeparableCMAES",
     "Serial",
+    "SimulatedAnnealing",
     "Space",
     "Status",
     "Variable",
     "Vectorised",
     "constriction",
+    "crowding_distance",
     "edge_recombination",
+    "exchange",
     "function",
     "insertion",
     "inversion",
     "make",
     "make_islands",
+    "non_dominated_ranks",
     "order_crossover",
     "partially_mapped_crossover",
     "register",

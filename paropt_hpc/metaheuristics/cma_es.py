@@ -326,7 +326,9 @@ class CMAES(Algorithm):
         edges = np.abs(root if self._separable else np.diag(root))
         if not (np.isfinite(size) and edges.min() > 1e-7 * edges.max()):  # condition of 1e14
             return True
-        if size < 1e-12 * self._first_sigma or size > 1e4 * max(self._first_sigma, 0.01):
+        if size < 1e-15 * self._first_sigma or size > 1e4 * max(self._first_sigma, 0.01):
+            return True
+        if (self._mean == self._mean + 0.2 * self._sigma * spread).any():
             return True
         if self._run_budget and self._age * self._samples >= self._run_budget:
             return True
@@ -342,7 +344,7 @@ class CMAES(Algorithm):
         known = np.concatenate([recent, keys[: self._rates.mu + 1]])
         if not np.isfinite(known).all():
             return False
-        return bool(np.ptp(known) < 1e-12) or bool(np.ptp(known) < 1e-15 * np.abs(known).max())
+        return bool(np.ptp(known) <= 1e-15 * np.abs(known).max())
 
     def _stagnates(self, recent: Rows) -> bool:
         window = recent.shape[1]

@@ -88,7 +88,7 @@ def test_normals_are_normal_and_independent(path):
 
 
 def test_uniform_numbers_are_uniform():
-    streams = reference_of("_streams")(99, np.arange(1000))
+    streams = reference_of("streams")(99, np.arange(1000))
     u = reference_of("_uniforms")(streams, 64)
     counts = np.histogram(u, bins=100, range=(0, 1))[0]
     assert ((counts - 640.0) ** 2 / 640).sum() < 160  # chi-square with 99 degrees: 1 in 10000

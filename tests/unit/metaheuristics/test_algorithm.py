@@ -9,12 +9,31 @@ from paropt_hpc.errors import ConfigError
 from paropt_hpc.metaheuristics import ALGORITHMS, Real, Space, function, make
 
 SPACE = Space(Real(-3, 5, size=4))
-REAL = ["bipop-cmaes", "cmaes", "de", "ga", "ipop-cmaes", "jde", "pso", "sep-cmaes"]
-OTHERS = {"binary-pso"}  # tested in files of their own
+REAL = [
+    "bipop-cmaes",
+    "cmaes",
+    "de",
+    "ga",
+    "ipop-cmaes",
+    "jde",
+    "lshade",
+    "pso",
+    "sa",
+    "sep-cmaes",
+    "tempering",
+]
+OPTIONS = {"lshade": {"population": 30, "budget": 4000}, "sa": {"steps": 800}}
+# How many times the generations of others it takes.
+LONGER = {"sa": 10, "tempering": 10}
+OTHERS = {"binary-pso", "mmas", "nsga2"}  # tested in files of their own
 
 
 def sphere(x):
     return ((x - 1) ** 2).sum(axis=1)
+
+
+def new(name, **options):
+    return make(name, SPACE, **OPTIONS.get(name, {}), **options)
 
 
 def run(algorithm, generations, objective=sphere):
@@ -36,7 +55,7 @@ def name(request):
 
 
 def test_finds_the_minimum(name):
-    algorithm = run(make(name, SPACE, seed=3), 150)
+    algorithm = run(new(name, seed=3), 150 * LONGER.get(name, 1))
     assert algorithm.best_f < 1e-3
     np.testing.assert_allclose(algorithm.best_x, 1, atol=0.05)
     assert algorithm.best_f == sphere(algorithm.best_x[None])[0]
@@ -44,7 +63,7 @@ def test_finds_the_minimum(name):
 
 
 def test_asks_for_rows_within_bounds(name):
-    algorithm = make(name, SPACE, seed=1)
+    algorithm = new(name, seed=1)
     for _ in range(30):
         x = algorithm.ask()
         assert x.dtype == np.float64
@@ -55,13 +74,13 @@ def test_asks_for_rows_within_bounds(name):
 
 
 def test_asking_twice_returns_the_same(name):
-    algorithm = run(make(name, SPACE, seed=1), 5)
+    algorithm = run(new(name, seed=1), 5)
     first = algorithm.ask().copy()
     np.testing.assert_array_equal(algorithm.ask(), first)
 
 
 def test_the_seed_decides(name):
-    a, b, c = (run(make(name, SPACE, seed=seed), 10) for seed in (7, 7, 8))
+    a, b, c = (run(new(name, seed=seed), 10) for seed in (7, 7, 8))
     check_same(a.state_dict(), b.state_dict())
     assert not np.array_equal(a.ask(), c.ask())
 
@@ -69,11 +88,11 @@ def test_the_seed_decides(name):
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("generations", [0, 1, 7])
 def test_a_resumed_run_equals_an_uninterrupted_one(name, generations, asked):
-    algorithm = run(make(name, SPACE, seed=5), generations)
+    algorithm = run(new(name, seed=5), generations)
     if asked:
         algorithm.ask()
     state = copy.deepcopy(algorithm.state_dict())
-    resumed = make(name, SPACE, seed=5)
+    resumed = new(name, seed=5)
     resumed.load_state_dict(state)
     run(algorithm, 8)
     run(resumed, 8)
@@ -81,13 +100,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, generations, asked):
 
 
 def test_the_state_is_plain(name):
-    state = run(make(name, SPACE, seed=5), 3).state_dict()
+    state = run(new(name, seed=5), 3).state_dict()
     plain = (np.ndarray, str, int, float, bool, type(None), dict)
     assert all(isinstance(value, plain) for value in state.values())
 
 
 def test_a_state_of_another_algorithm_is_refused(name):
-    algorithm = make(name, SPACE)
+    algorithm = new(name)
     state = algorithm.state_dict()
     with pytest.raises(ValueError, match="state must be of"):
         algorithm.load_state_dict({**state, "algorithm": "other"})
@@ -95,8 +114,8 @@ def test_a_state_of_another_algorithm_is_refused(name):
 
 def test_failed_evaluations_never_lose_the_best(name):
     rng = np.random.default_rng(0)
-    algorithm, seen = make(name, SPACE, seed=2), []
-    for _ in range(60):
+    algorithm, seen = new(name, seed=2), []
+    for _ in range(60 * LONGER.get(name, 1)):
         x = algorithm.ask()
         f = sphere(x)
         f[rng.random(len(f)) < 0.25] = rng.choice([np.nan, np.inf, -np.inf])
@@ -108,18 +127,18 @@ def test_failed_evaluations_never_lose_the_best(name):
 
 
 def test_survives_generations_without_any_success(name):
-    algorithm = make(name, SPACE, seed=2)
+    algorithm = new(name, seed=2)
     for _ in range(3):
         x = algorithm.ask()
         algorithm.tell(x, np.full(len(x), np.nan))
     assert algorithm.best_x is None
     assert algorithm.best_f == np.inf
-    run(algorithm, 150)
+    run(algorithm, 150 * LONGER.get(name, 1))
     assert algorithm.best_f < 1e-2
 
 
 def test_takes_immigrants(name):
-    algorithm = run(make(name, SPACE, seed=2), 3)
+    algorithm = run(new(name, seed=2), 3)
     best = np.full((1, 4), 1.0)
     algorithm.inject(best, [0.0])
     assert algorithm.best_f == 0
@@ -131,8 +150,8 @@ def test_takes_immigrants(name):
 
 
 def test_feasible_points_come_first(name):
-    algorithm = make(name, SPACE, seed=4)
-    for _ in range(150):
+    algorithm = new(name, seed=4)
+    for _ in range(150 * LONGER.get(name, 1)):
         x = algorithm.ask()
         algorithm.tell(x, sphere(x), np.maximum(2 - x[:, 0], 0))  # x0 >= 2
     assert algorithm.best_violation == 0
@@ -141,7 +160,7 @@ def test_feasible_points_come_first(name):
 
 
 def test_wrong_shapes_are_refused_and_change_nothing(name):
-    algorithm = run(make(name, SPACE, seed=4), 2)
+    algorithm = run(new(name, seed=4), 2)
     before = algorithm.state_dict()
     x = algorithm.ask()
     for wrong in [
