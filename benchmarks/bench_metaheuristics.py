@@ -70,10 +70,10 @@ def timed(name: str, options: dict[str, object], on: str, kind: str) -> Callable
     return run
 
 
-def speed(bench: harness.Bench, worker: Worker) -> None:
-    """Time every family on every function."""
+def speed(bench: harness.Bench, worker: Worker, functions: list[str]) -> None:
+    """Time every family on the functions."""
     for family, (kind, mine, peers) in FAMILIES.items():
-        for on in BATCH:
+        for on in functions:
             ours = {label: timed(*candidate, on, kind) for label, candidate in mine.items()}
             calls = {
                 peer: worker.call(f"{peer} {on}")
@@ -84,37 +84,38 @@ def speed(bench: harness.Bench, worker: Worker) -> None:
             bench.case(f"{family}, {on}", ours, calls, moved=moved)
 
 
-def quality(seeds: int) -> dict[str, dict[str, float]]:
-    """Return the medians of our best values."""
-    found: dict[str, dict[str, float]] = {on: {} for on in BATCH}
-    for on in BATCH:
-        objective = function(on)
-        for label, (name, options) in SET.items():
-            best = []
-            for seed in range(seeds):
-                algorithm = make(name, objective.space(D), seed=seed, **options)
-                while algorithm.evaluations < SIZE * GENERATIONS and not algorithm.done:
-                    algorithm.advance(objective, 1)
-                # By the same formula as the peers' values.
-                best.append(float(BATCH[on](algorithm.best_x[None])[0]))
-            found[on][label] = statistics.median(best)
+def quality(seeds: int, on: str) -> dict[str, float]:
+    """Return the medians of our best values on a function."""
+    objective, found = function(on), {}
+    for label, (name, options) in SET.items():
+        best = []
+        for seed in range(seeds):
+            algorithm = make(name, objective.space(D), seed=seed, **options)
+            while algorithm.evaluations < SIZE * GENERATIONS and not algorithm.done:
+                algorithm.advance(objective, 1)
+            # By the same formula as the peers' values.
+            best.append(float(BATCH[on](algorithm.best_x[None])[0]))
+        found[label] = statistics.median(best)
     return found
 
 
-def compare_quality(seeds: int, python: str, out: Path | None) -> None:
-    """Print and write the medians of ours and of the peers."""
+def compare_quality(seeds: int, functions: list[str], python: str, out: Path | None) -> None:
+    """Print and write the medians of ours and of the peers, beside those of other functions."""
     script = Path(__file__).with_name("search_worker.py")
-    command = [python, str(script), "--quality", str(seeds)]
-    peers = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    ours = quality(seeds)
-    table = Table("", *BATCH, title=f"best value after 50,000 evaluations, median of {seeds} seeds")
-    for rows in (ours, peers):
-        for name in rows["ackley"]:
-            label = name if rows is ours else f"{name} (peer)"
-            table.add_row(label, *(f"{rows[on][name]:.3g}" for on in BATCH))
-    Console().print(table)
+    result = {"subject": "metaheuristics_quality", "seeds": seeds, "ours": {}, "peers": {}}
+    if out and out.exists():
+        result |= json.loads(out.read_text(encoding="utf-8"))
+    for on in functions:
+        command = [python, str(script), "--quality", str(seeds), on]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        result["peers"][on] = json.loads(printed)
+        result["ours"][on] = quality(seeds, on)
+        table = Table("", on, title=f"best value after 50,000 evaluations, median of {seeds} seeds")
+        for side, mark in (("ours", ""), ("peers", " (peer)")):
+            for name, value in sorted(result[side][on].items(), key=lambda item: item[1]):
+                table.add_row(name + mark, f"{value:.3g}")
+        Console().print(table)
     if out:
-        result = {"subject": "metaheuristics_quality", "seeds": seeds, "ours": ours, "peers": peers}
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
@@ -123,14 +124,15 @@ def main() -> None:
     parser = harness.arguments(__doc__.splitlines()[0])
     parser.add_argument("--peers", required=True, help="interpreter of the environment with peers")
     parser.add_argument("--quality", type=int, metavar="SEEDS", help="compare best values")
+    parser.add_argument("--functions", nargs="+", choices=[*BATCH], default=[*BATCH])
     options = parser.parse_args()
     if options.quality:
-        compare_quality(options.quality, options.peers, options.json)
+        compare_quality(options.quality, options.functions, options.peers, options.json)
         return
     bench = harness.Bench("metaheuristics", repeats=options.repeats)
     script = Path(__file__).with_name("search_worker.py")
     worker = Worker(script, python=options.peers, environment={"OMP_NUM_THREADS": "1"})
-    speed(bench, worker)
+    speed(bench, worker, options.functions)
     worker.close()
     bench.finish(options)
 

@@ -1,8 +1,8 @@
 """Optimisers of other packages, in an environment of their own; a missing package is left out.
 
 Operations are named ``package algorithm objective function``: 500 generations of 100 in 30 columns.
-As a script it answers `worker.Worker`; with ``--quality SEEDS`` it prints the best values found in
-50,000 evaluations.
+As a script it answers `worker.Worker`; with ``--quality SEEDS FUNCTION`` it prints the best values
+found in 50,000 evaluations.
 """
 
 import json
@@ -175,21 +175,18 @@ def available() -> dict[str, Run]:
     return runs
 
 
-def quality(seeds: int) -> dict[str, dict[str, float]]:
-    """Return the median of the best values for each function and run."""
+def quality(seeds: int, function: str) -> dict[str, float]:
+    """Return the median of the best values of each run on a function."""
     return {
-        function: {
-            name: statistics.median(run(function, seed) for seed in range(seeds))
-            for name, run in available().items()
-        }
-        for function in BATCH
+        name: statistics.median(run(function, seed) for seed in range(seeds))
+        for name, run in available().items()
     }
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if sys.argv[1:2] == ["--quality"]:
-        print(json.dumps(quality(int(sys.argv[2]))))
+        print(json.dumps(quality(int(sys.argv[2]), sys.argv[3])))
     else:
         operations = {
             f"{name} {function}": lambda run=run, function=function: run(function, 1)

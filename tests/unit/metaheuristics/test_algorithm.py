@@ -1,6 +1,7 @@
 """What every algorithm promises, for each that is registered."""
 
 import copy
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -172,6 +173,21 @@ def test_wrong_shapes_are_refused_and_change_nothing(name):
         with pytest.raises(ValueError, match="must have shape"):
             algorithm.tell(*wrong)
     check_same(before, algorithm.state_dict())
+
+
+@pytest.mark.parametrize("name", ["de", "ga", "jde", "pso"])
+def test_a_large_population_is_held_at_most_four_times(name):
+    size, space = 20000, Space(Real(-3, 5, size=30))
+    one = size * 30 * 8
+    tracemalloc.start()
+    algorithm = make(name, space, population=size)
+    f = np.arange(size, dtype=float)
+    for _ in range(3):
+        algorithm.tell(algorithm.ask(), f)
+    algorithm.advance(function("sphere"), 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4.3 * one  # values and indices are the rest
 
 
 NATIVE = [
