@@ -32,8 +32,12 @@ def ours(name: str, **options: object) -> Solver:
 
     def solve(problem, budget: int, seed: int) -> None:
         d = problem.dimension
-        space = Space.box(np.full(d, -5.0), np.full(d, 5.0))
+        # Unconstrained, as for the peers: the walls are far outside, the start is in [-4, 4].
+        wall = 20.0 if name.endswith("cmaes") else 5.0
+        space = Space.box(np.full(d, -wall), np.full(d, wall))
         given = {key: value(budget) if callable(value) else value for key, value in options.items()}
+        if name.endswith("cmaes"):
+            given |= {"start": np.array([[-4.0], [4.0]]).repeat(d, axis=1), "sigma": 2 / (2 * wall)}
         algorithm = make(name, space, seed=seed, **given)
         while problem.evaluations < budget and not problem.final_target_hit:
             x = algorithm.ask()

@@ -83,8 +83,9 @@ class CMAES(Algorithm):
         Samples of a generation, at least 4; by default 4 + floor(3 log n), equation 48.
     sigma : float
         First standard deviation, as a share of the range of a column.
-    start : array_like, optional
-        Row of the first mean; by default drawn, and drawn anew at every restart.
+    start : array_like, shape (dimension,) or (2, dimension), optional
+        Row of the first mean, or two corners between which the mean of every run is drawn; by
+        default drawn from the middle 80 % of the range. After a single row, restarts draw theirs.
     restarts : str
         What happens when a run has converged or stagnates. ``none``: the algorithm is done.
         ``ipop``: a new run with twice the samples (A. Auger and N. Hansen, CEC 2005). ``bipop``: by
@@ -137,8 +138,8 @@ class CMAES(Algorithm):
         self._restarts = restarts
         self._sigma0 = float(sigma)
         self._start = None if start is None else np.asarray(start, np.float64)
-        if self._start is not None and self._start.shape != (n,):
-            raise ConfigError(f"start must be a row of {n} columns, got {self._start.shape}")
+        if self._start is not None and self._start.shape not in ((n,), (2, n)):
+            raise ConfigError(f"start must be 1 or 2 rows of {n} columns, got {self._start.shape}")
         self._range = space.upper - space.lower
         self._streams = self._key()
         self._run = -1
@@ -156,16 +157,21 @@ class CMAES(Algorithm):
         n = self.space.dimension
         self._run += 1
         self._samples, self._small_run, self._run_budget = samples, small, budget
-        if self._start is not None and self._run == 0:
-            self._mean = (self.space.clip(self._start) - self.space.lower) / self._range
-        else:
-            self._mean = 0.1 + 0.8 * philox(self.seed, f"{self.name} start", self._run).random(n)
+        self._mean = self._first_mean()
         self._sigma = self._first_sigma = sigma
         self._c = np.ones(n) if self._separable else np.eye(n)
         self._path, self._path_sigma = np.zeros(n), np.zeros(n)
         self._age = 0
         self._recent = np.full((2, 120 + math.ceil(30 * n / samples)), math.nan)
         self._loaded()
+
+    def _first_mean(self) -> Rows:
+        """Return where a run starts, in the unit cube."""
+        drawn = philox(self.seed, f"{self.name} start", self._run).random(self.space.dimension)
+        if self._start is None or (self._start.ndim == 1 and self._run > 0):
+            return 0.1 + 0.8 * drawn
+        corners = (self.space.clip(self._start) - self.space.lower) / self._range
+        return corners if self._start.ndim == 1 else corners[0] + (corners[1] - corners[0]) * drawn
 
     def _loaded(self) -> None:
         self._rates = _Rates.of(self.space.dimension, self._samples, self._separable)
@@ -344,7 +350,8 @@ class CMAES(Algorithm):
         known = np.concatenate([recent, keys[: self._rates.mu + 1]])
         if not np.isfinite(known).all():
             return False
-        return bool(np.ptp(known) <= 1e-15 * np.abs(known).max())
+        flat = 1e-11 if self._restarts != "none" else 0.0  # another run is worth more than digits
+        return bool(np.ptp(known) <= max(flat, 1e-15 * np.abs(known).max()))
 
     def _stagnates(self, recent: Rows) -> bool:
         window = recent.shape[1]

@@ -59,6 +59,19 @@ def test_bipop_shares_the_evaluations():
     assert algorithm.best_f < 1e-8
 
 
+def test_runs_start_where_they_are_told():
+    sphere = function("sphere")
+    algorithm = make("cmaes", sphere.space(2), seed=1, start=[3.0, -2.0], sigma=1e-9)
+    np.testing.assert_allclose(algorithm.ask(), np.tile([3.0, -2.0], (6, 1)), atol=1e-6)
+    corners = [[1.0, -3.0], [2.0, -2.5]]
+    algorithm = make("ipop-cmaes", sphere.space(2), seed=1, start=corners, sigma=1e-9)
+    for _ in range(3):
+        x = algorithm.ask()
+        assert ((x > corners[0]) & (x < corners[1])).all()
+        while algorithm.population_size == len(x):
+            algorithm.tell(algorithm.ask(), np.zeros(len(x)))
+
+
 def test_immigrants_are_sampled_and_pull_the_mean():
     sphere = function("sphere")
     algorithm = make("cmaes", sphere.space(4), seed=2)
@@ -86,7 +99,7 @@ def test_wrong_settings_are_refused():
         ({"population": 3}, "at least 4"),
         ({"sigma": 0}, "sigma must be in"),
         ({"restarts": "often"}, "restarts must be one of"),
-        ({"start": [0.0]}, "start must be a row of 2"),
+        ({"start": [0.0]}, "start must be 1 or 2 rows of 2"),
     ]:
         with pytest.raises(ConfigError, match=text):
             make("cmaes", space, **options)
