@@ -83,6 +83,13 @@ class Search:
             if i * self.groups // len(listed) == group
         ]
         self.evaluator = evaluator(self.group, as_objective(objective))
+        if self.evaluator.comm.size != self.group.size:
+            raise on_every_rank(
+                ConfigError(
+                    f"the evaluator works on {self.evaluator.comm.size} rank(s), its island has "
+                    f"{self.group.size}; use RowSplit or ManagerWorker"
+                )
+            )
         self._met = 0  # generation of the last meeting
         self._stride = 1
         self._history: list[Moment] = []

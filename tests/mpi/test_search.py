@@ -21,6 +21,7 @@ from paropt_hpc.metaheuristics import (
     MigrationLog,
     RowSplit,
     Search,
+    Serial,
     Space,
     make,
     make_islands,
@@ -209,6 +210,9 @@ def test_bad_archipelagos_are_refused(comm):
         Search(comm, [make("de", SPACE), make("de", Space.box([0.0], [1.0]))], rastrigin)
     with pytest.raises(ConfigError, match="at least one algorithm"):
         Search(comm, [], rastrigin)
+    if comm.size > 1:
+        with pytest.raises(ConfigError, match=r"works on 1 rank\(s\), its island has"):
+            Search(comm, archipelago(1), rastrigin, evaluator=lambda group, o: Serial(o))
     with pytest.raises(ConfigError, match="power of two"):
         Search(comm, archipelago(3), rastrigin, migration=Migration("hypercube"))
     with pytest.raises(ConfigError, match="joins 5 islands, but there are 3"):
