@@ -139,7 +139,7 @@ def sparse_allreduce(
     dense_out : ndarray, shape (n,), float32 or float64, contiguous, aligned, writable
         Overwritten with the result; of the message's length and dtype.
     scheme : {"auto", "allgather", "split", "reselect", "dense"}
-        ``"auto"`` takes the exact one that sends the fewest bytes, see
+        ``"auto"`` takes the exact one of the least predicted time, see
         :func:`paropt_hpc.comm.sparse_ranges.choose_scheme`; ``"dense"`` is an all-reduce of the
         decoded vector.
     op : {"sum", "mean"}
@@ -250,8 +250,9 @@ def _run(call: _Call, scheme: str) -> SparseResult:
         union = call.ranges.union
         if union is None:
             union = sparse_ranges.expected_union(call.head.n, call.counts)
-        itemsize = call.head.dtype.itemsize
-        scheme = sparse_ranges.choose_scheme(call.head.n, call.counts, call.nbytes, itemsize, union)
+        load = sparse_ranges.Load(call.counts, call.nbytes, union)
+        nbytes = call.head.n * call.head.dtype.itemsize
+        scheme = sparse_ranges.choose_scheme(load, *call.comm._predicted(nbytes))
     if scheme == "allgather":
         return _allgather(call)
     if scheme == "dense":
@@ -282,7 +283,7 @@ def _dense(call: _Call) -> SparseResult:
     with call.comm.together():
         messages.decode_add(call.message, call.dense, call.scale)
     # Counted as an all-reduce there.
-    call.comm.allreduce(call.dense, "sum", algorithm="ring")
+    call.comm.allreduce(call.dense, "sum", call.comm._ours(call.dense.nbytes))
     return _exact(call, "dense")
 
 
