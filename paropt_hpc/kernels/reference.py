@@ -59,6 +59,7 @@ __all__ = [
     "reach_take",
     "read_header",
     "scatter_add",
+    "scatter_sum",
     "swarm_move",
     "swarm_run",
     "take_better",
@@ -144,6 +145,16 @@ def scatter_add(dense: _Array, indices: _Array, values: _Array, scale: float) ->
 
 
 # ---- indices ---------------------------------------------------------------------------------
+
+
+def scatter_sum(dense: _Array, vectors: list[tuple[_Array, _Array]], scale: float) -> None:
+    """Overwrite with the sum of vectors whose indices ascend."""
+    for indices, _ in vectors:
+        if (indices[1:] <= indices[:-1]).any() or (indices.size and indices[-1] >= dense.size):
+            raise ValueError("indices must be strictly ascending and below the length of dense")
+    dense[:] = 0
+    for indices, values in vectors:
+        scatter_add(dense, indices, values, scale)
 
 
 def choose_codec(indices: _Array, n: int) -> int:
