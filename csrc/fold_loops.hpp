@@ -90,6 +90,34 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE void store_line(T* to, typename Line<T, A>::W
   }
 }
 
+template <class A, class V>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void scale(V* folded, A factor, A divisor) {
+  if (factor != A{1}) *folded *= factor;
+  if (divisor != A{1}) *folded /= divisor;
+}
+
+// The lines below element `whole` for two inputs and two outputs, the case of two ranks: a line
+// takes half as long as in the loops below.
+template <Op kOp, class A, class T>
+PAROPT_TARGET void reduce_pair(const T* a, const T* b, T* x, T* y, std::size_t whole, A factor,
+                               A divisor) {
+  constexpr std::size_t kItems = Line<T, A>::kItems;
+  constexpr std::size_t kAhead = 512 / sizeof(T);
+  for (std::size_t at = 0; at < whole; at += kItems) {
+    if (at + kAhead < whole) {
+      claim(x + at + kAhead);
+      claim(y + at + kAhead);
+    }
+    typename Line<T, A>::Wide folded, next;
+    load_line<A>(&folded, a + at);
+    load_line<A>(&next, b + at);
+    fold_in<kOp>(&folded, next);
+    scale(&folded, factor, divisor);
+    store_line<A>(x + at, &folded);
+    store_line<A>(y + at, &folded);
+  }
+}
+
 // A result is multiplied by `factor` and divided by `divisor`, of which one at least is 1.
 template <Op kOp, class A, class T>
 PAROPT_TARGET void reduce_all(const void* const* in, int inputs, void* const* out, int outputs,
@@ -99,7 +127,11 @@ PAROPT_TARGET void reduce_all(const void* const* in, int inputs, void* const* ou
   const auto input = [&](int i) { return static_cast<const T*>(in[i]); };
   const auto output = [&](int i) { return static_cast<T*>(out[i]); };
   const std::size_t whole = n / kItems * kItems;
-  for (std::size_t at = 0; at < whole; at += kItems) {
+  const bool pair = inputs == 2 && outputs == 2;
+  if (pair) {
+    reduce_pair<kOp>(input(0), input(1), output(0), output(1), whole, factor, divisor);
+  }
+  for (std::size_t at = pair ? whole : 0; at < whole; at += kItems) {
     for (int o = 0; o < outputs && at + kAhead < n; ++o) claim(output(o) + at + kAhead);
     typename Line<T, A>::Wide folded, next;
     load_line<A>(&folded, input(0) + at);
@@ -107,8 +139,7 @@ PAROPT_TARGET void reduce_all(const void* const* in, int inputs, void* const* ou
       load_line<A>(&next, input(i) + at);
       fold_in<kOp>(&folded, next);
     }
-    if (factor != A{1}) folded *= factor;
-    if (divisor != A{1}) folded /= divisor;
+    scale(&folded, factor, divisor);
     for (int o = 0; o < outputs; ++o) store_line<A>(output(o) + at, &folded);
   }
   for (std::size_t at = whole; at < n; ++at) {
