@@ -5,12 +5,13 @@
 A candidate evaluates a population of 100 rows in 30 dimensions so often that a call takes some
 tens of milliseconds. Objectives spin on the clock, so that they need a core and not only time.
 Every candidate of a case does the same work; the serial one, on rank 0 while the others wait
-asleep, is what one rank needs.
+asleep, is what one rank needs. Each rank has a core of its own where there are enough.
 """
 
 import argparse
 import math
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ from paropt_hpc.metaheuristics import (
 )
 
 ROWS, DIMENSION = 100, 30
+CORES = os.sched_getaffinity(0)
 
 
 class Spin:
@@ -139,7 +141,10 @@ def whole_runs(bench: Bench, comm: Communicator, seconds: float, generations: in
         search.free()
 
     # Children of fork, which never touch MPI; spawned ones would start it again.
-    pool = multiprocessing.get_context("fork").Pool(comm.size) if comm.rank == 0 else None
+    pool = None
+    if comm.rank == 0:
+        fork = multiprocessing.get_context("fork")
+        pool = fork.Pool(comm.size, os.sched_setaffinity, (0, CORES))
 
     def scipys(workers: object) -> Callable[[], None]:
         def run() -> None:
@@ -205,6 +210,8 @@ def main() -> None:
     parser.set_defaults(repeats=7)
     options = parser.parse_args()
     with Communicator(MPI.COMM_WORLD) as comm:
+        if comm.size <= len(CORES):  # as the launchers of clusters do
+            os.sched_setaffinity(0, {sorted(CORES)[comm.rank]})
         bench = Bench(
             "evaluators",
             options.repeats,
