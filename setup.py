@@ -27,8 +27,8 @@ from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
 
-HEADERS = sorted(glob("csrc/*.hpp") + glob("csrc/*.cuh"))
-NATIVE = ["common", "topk", "index_codec", "quantize", "reduce", "message"]
+HEADERS = sorted(glob("csrc/*.hpp") + glob("csrc/bindings/*.hpp") + glob("csrc/*.cuh"))
+NATIVE = ["common", "topk", "index_codec", "quantize", "reduce", "message", "population", "tour"]
 MPI = ["common", "fold", "shared_segment", "shared_allreduce", "ring_allreduce"]
 MPI += ["recursive_doubling", "lane", "neighbor_exchange"]
 EXTRA_FLAGS = shlex.split(os.environ.get("PAROPT_BUILD_FLAGS", ""))
@@ -36,7 +36,8 @@ EXTRA_FLAGS = shlex.split(os.environ.get("PAROPT_BUILD_FLAGS", ""))
 
 def native_extension() -> Pybind11Extension:
     """Kernels for the CPU: no MPI, no required dependency, portable."""
-    sources = ["csrc/bindings/native.cpp", *(f"csrc/{stem}.cpp" for stem in NATIVE)]
+    sources = ["csrc/bindings/native.cpp", "csrc/bindings/population.cpp"]
+    sources += [f"csrc/{stem}.cpp" for stem in NATIVE]
     return extension("_native", sources)
 
 

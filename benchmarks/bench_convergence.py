@@ -45,7 +45,7 @@ class Way:
     name: str
     settings: Settings
     ranks: tuple[int, ...] = (1, 2, 4)
-    tasks: tuple[str, ...] | None = None  # default: all
+    tasks: tuple[str, ...] = ("",)  # a task whose name contains one of these
 
 
 TRAIN: Settings = {"train.batch": 96, "train.schedule": "cosine", "train.warmup_epochs": 0.5}
@@ -65,8 +65,9 @@ WAYS = [
     Way("gossip, asynchronous pairs", {"strategy.name": "async-gossip"}),
     # As many gradients in an update as workers: the same global batch.
     Way("parameter server", SERVER),
-    Way("all-reduce, one slow rank", SLOW, (4,)),
-    Way("parameter server, one slow rank", SERVER | SLOW, (4,)),
+    # Where a gradient takes long enough for a slow one to be noticed.
+    Way("all-reduce, one slow rank", SLOW, (4,), ("MLP", "CNN")),
+    Way("parameter server, one slow rank", SERVER | SLOW, (4,), ("MLP", "CNN")),
 ]
 
 
@@ -179,7 +180,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     tasks = [t for t in tasks_of(arguments.data) if arguments.only in t.name]
     for task in tasks:
         for ranks in arguments.ranks:
-            ways = [way for way in WAYS if ranks in way.ranks]
+            ways = [way for way in WAYS if ranks in way.ranks and arguments.ways in way.name]
+            ways = [way for way in ways if any(word in task.name for word in way.tasks)]
             runs: dict[str, list[dict[str, Any]]] = {way.name: [] for way in ways}
             for seed in range(arguments.seeds):
                 for way in ways:
@@ -190,6 +192,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 print(text_of(rows[-1]), flush=True)
     targets = {task.name: task.target for task in tasks}
     return {"subject": "convergence", "machine": machine(), "targets": targets, "rows": rows}
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, int, int]:
+    """Return what tells rows apart, in the order of the tables."""
+    return row["task"], row["ranks"], [way.name for way in WAYS].index(row["way"])
 
 
 def text_of(row: dict[str, Any]) -> str:
@@ -298,6 +305,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="tasks whose name contains this")
+    parser.add_argument("--ways", default="", help="strategies whose name contains this")
     parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--add", action="store_true", help="keep the other rows of the file")
     arguments = parser.parse_args()
@@ -305,13 +313,14 @@ def main() -> None:
         result = measure(arguments)
         if arguments.add and arguments.json.exists():
             old = json.loads(arguments.json.read_text())
-            new = {(row["task"], row["ranks"]) for row in result["rows"]}
-            kept = [row for row in old["rows"] if (row["task"], row["ranks"]) not in new]
-            result["rows"] = kept + result["rows"]
+            new = {key_of(row) for row in result["rows"]}
+            kept = [row for row in old["rows"] if key_of(row) not in new]
+            result["rows"] = sorted(kept + result["rows"], key=key_of)
             result["targets"] = old["targets"] | result["targets"]
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
         print(json.dumps([asdict(verdict) for verdict in verdicts(result["rows"])], indent=1))
-    PAGE.write_text(page(json.loads(arguments.json.read_text())))
+    written = PAGE if arguments.json == RESULTS else arguments.json.with_suffix(".md")
+    written.write_text(page(json.loads(arguments.json.read_text())))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,23 @@ def section(result: dict[str, Any]) -> str:
         lines.append(
             f"| {ratio['case']} | {ratio['ours']} | {ratio['best_peer']} | {ratio['ratio']:.2f} |"
         )
+    if result.get("training"):
+        lines += ["", *training_table(result["training"])]
     return "\n".join(lines) + "\n"
+
+
+def training_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the trainings over each link: the time to nearly the accuracy of the dense one."""
+    lines = ["| link | sent | test accuracy | time to the goal | times faster |"]
+    lines += ["|---|---|---|---|---|"]
+    for row in rows:
+        sent = "all" if row["density"] is None else f"{row['density']:.1%}"
+        reached = row["seconds"] is not None
+        times = (f"{row['seconds']:.1f} s", f"{row['speedup']:.2f}") if reached else ("never", "")
+        lines.append(
+            f"| {row['link']} | {sent} | {row['test_accuracy']:.4f} | {times[0]} | {times[1]} |"
+        )
+    return lines
 
 
 def entropy(density: float) -> float:

@@ -31,6 +31,8 @@ from paropt_hpc.kernels.index_codec import index_dtype
 
 # Vectors long enough that the link, not the start of a message, is what is measured.
 RATES = {"100 Mbit/s": (1e8, 500_000), "1 Gbit/s": (1e9, 5_000_000), "10 Gbit/s": (1e10, 10**7)}
+# No network at all: the bandwidth beyond every link that can be made here.
+MEMORY = "shared memory"
 DENSITIES = (0.01, 0.001)
 DENSE = ("ring", "recursive_doubling", "hierarchical")
 SPARSE = ("allgather", "split", "reselect")
@@ -73,6 +75,7 @@ def main() -> None:
         if options.epochs:
             result["training"] += training(options, name)
     if options.epochs:
+        result["training"] += training(options, MEMORY)
         tell_crossover(result["training"])
     if options.json is not None:
         whole = {"subject": "slow_network", "machine": measured["machine"], **result}
@@ -182,11 +185,20 @@ def training(options: argparse.Namespace, name: str) -> list[dict[str, object]]:
             if density is not None:
                 command += ["--set", "compress.method=topk", "--set", f"compress.density={density}"]
                 command += ["--set", f"train.epochs={MORE_EPOCHS * options.epochs}"]
-            with SlowNetwork(4, RATES[name][0]) as network:
-                network.mpiexec(mpiexec(), 1, command, {})
+            run_on_four(name, command)
             epochs = [json.loads(line) for line in (run / "metrics.jsonl").open()]
             rows.append({"link": name, "density": density, "epochs": epochs})
     return compare(rows)
+
+
+def run_on_four(name: str, command: list[str]) -> None:
+    """Run a command on four hosts of a network, or on four ranks of this machine."""
+    if name == MEMORY:
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        subprocess.run([mpiexec(), "-n", "4", *command], env=os.environ | threads, check=True)
+        return
+    with SlowNetwork(4, RATES[name][0]) as network:
+        network.mpiexec(mpiexec(), 1, command, {})
 
 
 def compare(rows: list[dict[str, object]]) -> list[dict[str, object]]:

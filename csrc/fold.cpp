@@ -1,25 +1,42 @@
 #include "fold.hpp"
 
-#include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "common.hpp"
-
-namespace paropt {
-
-// Elements folded at a time: the block, its inputs and its outputs fit into the L1 cache.
-constexpr std::size_t kBlock = 1024;
-
-}  // namespace paropt
 
 #define PAROPT_LOOPS "fold_loops.hpp"
 #include "foreach_isa.hpp"
 
 namespace paropt {
+namespace {
+
+// Integers of the same width, unsigned: their sums wrap around. Other types stay.
+template <class T, bool = std::is_integral_v<T>>
+struct Wrapping {
+  using type = T;
+};
+template <class T>
+struct Wrapping<T, true> {
+  using type = std::make_unsigned_t<T>;
+};
+
+}  // namespace
 
 template <class T>
 void fold(Op op, T* own, const T* received, std::size_t n) {
-  PAROPT_DISPATCH(fold_all(op, own, received, n));
+  using W = typename Wrapping<T>::type;
+  if (op == Op::min) return PAROPT_DISPATCH(fold_all<Op::min>(own, received, n));
+  if (op == Op::max) return PAROPT_DISPATCH(fold_all<Op::max>(own, received, n));
+  W* const to = reinterpret_cast<W*>(own);
+  PAROPT_DISPATCH(fold_all<Op::sum>(to, reinterpret_cast<const W*>(received), n));
+}
+
+template <class T>
+void fold_wide(Op op, float* own, const T* received, std::size_t n) {
+  if (op == Op::min) return PAROPT_DISPATCH(fold_all<Op::min>(own, received, n));
+  if (op == Op::max) return PAROPT_DISPATCH(fold_all<Op::max>(own, received, n));
+  PAROPT_DISPATCH(fold_all<Op::sum>(own, received, n));
 }
 
 template <class T>
@@ -38,35 +55,38 @@ void narrow(T* out, const float* in, std::size_t n) {
 }
 
 template <class T>
-void reduce(Op op, const T* const* in, int inputs, T* const* out, int outputs, std::size_t n,
-            int streamed, int divisor) {
+void reduce(Op op, const void* const* in, int inputs, void* const* out, int outputs, std::size_t n,
+            int divisor) {
+  using W = typename Wrapping<T>::type;
   using A = typename Accumulator<T>::type;
-  const A by = static_cast<A>(divisor);
-  for (std::size_t at = 0; at < n; at += kBlock) {
-    const std::size_t length = std::min(kBlock, n - at);
-    PAROPT_DISPATCH(reduce_block(op, in, inputs, out, outputs, streamed, at, length, by));
+  using B = typename Accumulator<W>::type;
+  // Multiplying by a power of two gives the same bits as dividing by its inverse, and is faster.
+  const bool exact = std::is_floating_point_v<A> && (divisor & (divisor - 1)) == 0;
+  const B factor = exact ? B{1} / static_cast<B>(divisor) : B{1};
+  const B by = exact ? B{1} : static_cast<B>(divisor);
+  if (op == Op::min) {
+    PAROPT_DISPATCH(reduce_all<Op::min, A, T>(in, inputs, out, outputs, n, A{1}, A{1}));
+  } else if (op == Op::max) {
+    PAROPT_DISPATCH(reduce_all<Op::max, A, T>(in, inputs, out, outputs, n, A{1}, A{1}));
+  } else {
+    PAROPT_DISPATCH(reduce_all<Op::sum, B, W>(in, inputs, out, outputs, n, factor, by));
   }
 }
 
-void stream_copy(void* out, const void* in, std::size_t bytes) {
-  PAROPT_DISPATCH(stream_bytes(static_cast<char*>(out), static_cast<const char*>(in), bytes));
-}
-
-void stream_fence() {
-#if PAROPT_X86
-  _mm_sfence();
-#endif
+void take_copy(void* out, const void* in, std::size_t bytes) {
+  PAROPT_DISPATCH(take_bytes(static_cast<char*>(out), static_cast<const char*>(in), bytes));
 }
 
 #define PAROPT_INSTANTIATE_REDUCE(T) \
-  template void reduce(Op, const T* const*, int, T* const*, int, std::size_t, int, int)
+  template void reduce<T>(Op, const void* const*, int, void* const*, int, std::size_t, int)
 #define PAROPT_INSTANTIATE(T)                        \
   template void fold(Op, T*, const T*, std::size_t); \
   template void divide(T*, std::size_t, int);        \
   PAROPT_INSTANTIATE_REDUCE(T)
-#define PAROPT_INSTANTIATE_NARROW(T)                   \
-  template void widen(float*, const T*, std::size_t);  \
-  template void narrow(T*, const float*, std::size_t); \
+#define PAROPT_INSTANTIATE_NARROW(T)                          \
+  template void fold_wide(Op, float*, const T*, std::size_t); \
+  template void widen(float*, const T*, std::size_t);         \
+  template void narrow(T*, const float*, std::size_t);        \
   PAROPT_INSTANTIATE_REDUCE(T)
 
 PAROPT_INSTANTIATE(float);

@@ -1,4 +1,4 @@
-// What all-reduces do with numbers: fold vectors into one, and copy past the caches.
+// What all-reduces do with numbers: fold vectors into one, and copy between cores.
 //
 // The 16-bit floats are sums of float32: they are widened, folded, and rounded once (to nearest,
 // ties to even) when the result is stored. Every loop runs in the order of its inputs, element by
@@ -63,6 +63,10 @@ decltype(auto) with_type(Dtype dtype, F f) {
 template <class T>
 void fold(Op op, T* own, const T* received, std::size_t n);
 
+// The same for T a 16-bit float.
+template <class T>
+void fold_wide(Op op, float* own, const T* received, std::size_t n);
+
 template <class T>
 void divide(T* data, std::size_t n, int divisor);
 
@@ -72,18 +76,19 @@ void widen(float* out, const T* in, std::size_t n);
 template <class T>
 void narrow(T* out, const float* in, std::size_t n);
 
-// Fold the vectors in[0..inputs) in this order, divide by `divisor` if it is not 1, and store the
-// result to every out[0..outputs). An output may be one of the inputs; otherwise no overlap. The
-// stores to the first `streamed` outputs go past the caches: a line that another core has read is
-// then not fetched back first, which is what makes plain stores to shared memory slow.
+// Fold the vectors in[0..inputs) of T in this order, divide by `divisor` if it is not 1, and store
+// the result to every out[0..outputs). An output may be one of the inputs; otherwise no overlap.
+//
+// Each line of an output is claimed for writing a little before it is read or written. Between
+// cores that share memory this is what costs: a line that another core has read last and that is
+// then written crosses twice if it is only asked for reading first, and is waited for if nobody
+// asked for it early.
 template <class T>
-void reduce(Op op, const T* const* in, int inputs, T* const* out, int outputs, std::size_t n,
-            int streamed, int divisor);
+void reduce(Op op, const void* const* in, int inputs, void* const* out, int outputs, std::size_t n,
+            int divisor);
 
-// memcpy with stores past the caches.
-void stream_copy(void* out, const void* in, std::size_t bytes);
-
-// Streamed stores are not ordered with others: call this before telling anyone about them.
-void stream_fence();
+// memcpy from memory that another core wrote last and that this one will write next: its lines are
+// claimed for that, see reduce().
+void take_copy(void* out, const void* in, std::size_t bytes);
 
 }  // namespace paropt

@@ -1,49 +1,46 @@
 // The loops of fold.cpp; see foreach_isa.hpp.
 
-PAROPT_TARGET inline float widened(Float16 x) { return to_float(x); }
-PAROPT_TARGET inline float widened(BFloat16 x) { return to_float(x); }
-PAROPT_TARGET inline float widened(float x) { return x; }
-PAROPT_TARGET inline double widened(double x) { return x; }
-PAROPT_TARGET inline std::int32_t widened(std::int32_t x) { return x; }
-PAROPT_TARGET inline std::int64_t widened(std::int64_t x) { return x; }
+// What is folded at a time: one cache line of T, widened. Wider than a register where it must be;
+// the compiler then takes several.
+template <class T, class A>
+struct Line {
+  static constexpr std::size_t kItems = 64 / sizeof(T);
+  typedef A Wide __attribute__((vector_size(kItems * sizeof(A))));
+};
 
-PAROPT_TARGET inline void put(Float16* out, float x) { *out = rounded<Float16>(x); }
-PAROPT_TARGET inline void put(BFloat16* out, float x) { *out = rounded<BFloat16>(x); }
-
-PAROPT_TARGET inline float plus(float a, float b) { return a + b; }
-PAROPT_TARGET inline double plus(double a, double b) { return a + b; }
-PAROPT_TARGET inline std::int32_t plus(std::int32_t a, std::int32_t b) {
-  return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
-}
-PAROPT_TARGET inline std::int64_t plus(std::int64_t a, std::int64_t b) {
-  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+PAROPT_TARGET PAROPT_ALWAYS_INLINE float widened(Float16 x) { return to_float(x); }
+PAROPT_TARGET PAROPT_ALWAYS_INLINE float widened(BFloat16 x) { return to_float(x); }
+template <class T>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE T widened(T x) {
+  return x;
 }
 
-// out = received op own, for inputs that are still narrow or already wide. The output may be the
-// own input: the loops carry nothing from one element to the next, which ivdep tells the compiler.
-template <class A, class T, class U>
-PAROPT_TARGET inline void combine(Op op, A* out, const T* own, const U* received, std::size_t n) {
-  if (op == Op::min) {
-#pragma GCC ivdep
-    for (std::size_t i = 0; i < n; ++i) {
-      const A a = widened(own[i]), b = widened(received[i]);
-      out[i] = b < a || b != b ? b : a;
-    }
-  } else if (op == Op::max) {
-#pragma GCC ivdep
-    for (std::size_t i = 0; i < n; ++i) {
-      const A a = widened(own[i]), b = widened(received[i]);
-      out[i] = b > a || b != b ? b : a;
-    }
+template <class T, class A>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE T narrowed(A x) {
+  if constexpr (sizeof(T) == sizeof(A)) {
+    return x;
   } else {
-#pragma GCC ivdep
-    for (std::size_t i = 0; i < n; ++i) out[i] = plus(widened(received[i]), widened(own[i]));
+    return rounded<T>(x);
   }
 }
 
-template <class T>
-PAROPT_TARGET void fold_all(Op op, T* own, const T* received, std::size_t n) {
-  combine(op, own, own, received, n);
+// own = own op received, for single numbers and for vectors of them. Sums of integers come here
+// unsigned: they wrap.
+template <Op kOp, class V>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void fold_in(V* own, const V& received) {
+  if constexpr (kOp == Op::min) {
+    *own = (received < *own) | (received != received) ? received : *own;
+  } else if constexpr (kOp == Op::max) {
+    *own = (received > *own) | (received != received) ? received : *own;
+  } else {
+    *own = received + *own;
+  }
+}
+
+template <Op kOp, class A, class T>
+PAROPT_TARGET void fold_all(A* own, const T* received, std::size_t n) {
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < n; ++i) fold_in<kOp, A>(own + i, widened(received[i]));
 }
 
 template <class T>
@@ -58,71 +55,107 @@ PAROPT_TARGET void widen_all(float* out, const T* in, std::size_t n) {
 
 template <class T>
 PAROPT_TARGET void narrow_all(T* out, const float* in, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) put(out + i, in[i]);
+  for (std::size_t i = 0; i < n; ++i) out[i] = rounded<T>(in[i]);
 }
 
-// Whole lines go past the caches, the ends of an unaligned range through them.
-PAROPT_TARGET inline void stream_bytes(char* out, const char* in, std::size_t bytes) {
-#if PAROPT_X86
-  const std::size_t head = -reinterpret_cast<std::uintptr_t>(out) % 64;
-  if (bytes < head + 64) {
-    std::memcpy(out, in, bytes);
-    return;
-  }
-  std::memcpy(out, in, head);
-  std::size_t at = head;
-  for (; at + 64 <= bytes; at += 64) {
-#if PAROPT_LEVEL == 2
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(out + at), _mm512_loadu_si512(in + at));
-#elif PAROPT_LEVEL == 1
-    for (int half = 0; half < 64; half += 32) {
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(out + at + half),
-                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + at + half)));
-    }
+// Ask for a line with the right to write it. Reading first and writing then would cross between
+// the cores twice.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void claim(const void* line) {
+#if PAROPT_X86 && PAROPT_LEVEL > 0
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
 #else
-    for (int quarter = 0; quarter < 64; quarter += 16) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(out + at + quarter),
-                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + at + quarter)));
-    }
+  __builtin_prefetch(line, 1);
 #endif
+}
+
+template <class A, class T>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void load_line(typename Line<T, A>::Wide* wide, const T* from) {
+  if constexpr (sizeof(T) == sizeof(A)) {
+    std::memcpy(wide, from, sizeof *wide);
+  } else {
+    A values[Line<T, A>::kItems];
+    for (std::size_t i = 0; i < Line<T, A>::kItems; ++i) values[i] = widened(from[i]);
+    std::memcpy(wide, values, sizeof *wide);
+  }
+}
+
+template <class A, class T>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void store_line(T* to, typename Line<T, A>::Wide* wide) {
+  if constexpr (sizeof(T) == sizeof(A)) {
+    std::memcpy(to, wide, sizeof *wide);
+  } else {
+    A values[Line<T, A>::kItems];
+    std::memcpy(values, wide, sizeof *wide);
+    for (std::size_t i = 0; i < Line<T, A>::kItems; ++i) to[i] = rounded<T>(values[i]);
+  }
+}
+
+template <class A, class V>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void scale(V* folded, A factor, A divisor) {
+  if (factor != A{1}) *folded *= factor;
+  if (divisor != A{1}) *folded /= divisor;
+}
+
+// The lines below element `whole` for two inputs and two outputs, the case of two ranks: a line
+// takes half as long as in the loops below.
+template <Op kOp, class A, class T>
+PAROPT_TARGET void reduce_pair(const T* a, const T* b, T* x, T* y, std::size_t whole, A factor,
+                               A divisor) {
+  constexpr std::size_t kItems = Line<T, A>::kItems;
+  constexpr std::size_t kAhead = 512 / sizeof(T);
+  for (std::size_t at = 0; at < whole; at += kItems) {
+    if (at + kAhead < whole) {
+      claim(x + at + kAhead);
+      claim(y + at + kAhead);
+    }
+    typename Line<T, A>::Wide folded, next;
+    load_line<A>(&folded, a + at);
+    load_line<A>(&next, b + at);
+    fold_in<kOp>(&folded, next);
+    scale(&folded, factor, divisor);
+    store_line<A>(x + at, &folded);
+    store_line<A>(y + at, &folded);
+  }
+}
+
+// A result is multiplied by `factor` and divided by `divisor`, of which one at least is 1.
+template <Op kOp, class A, class T>
+PAROPT_TARGET void reduce_all(const void* const* in, int inputs, void* const* out, int outputs,
+                              std::size_t n, A factor, A divisor) {
+  constexpr std::size_t kItems = Line<T, A>::kItems;
+  constexpr std::size_t kAhead = 512 / sizeof(T);
+  const auto input = [&](int i) { return static_cast<const T*>(in[i]); };
+  const auto output = [&](int i) { return static_cast<T*>(out[i]); };
+  const std::size_t whole = n / kItems * kItems;
+  const bool pair = inputs == 2 && outputs == 2;
+  if (pair) {
+    reduce_pair<kOp>(input(0), input(1), output(0), output(1), whole, factor, divisor);
+  }
+  for (std::size_t at = pair ? whole : 0; at < whole; at += kItems) {
+    for (int o = 0; o < outputs && at + kAhead < n; ++o) claim(output(o) + at + kAhead);
+    typename Line<T, A>::Wide folded, next;
+    load_line<A>(&folded, input(0) + at);
+    for (int i = 1; i < inputs; ++i) {
+      load_line<A>(&next, input(i) + at);
+      fold_in<kOp>(&folded, next);
+    }
+    scale(&folded, factor, divisor);
+    for (int o = 0; o < outputs; ++o) store_line<A>(output(o) + at, &folded);
+  }
+  for (std::size_t at = whole; at < n; ++at) {
+    A folded = widened(input(0)[at]);
+    for (int i = 1; i < inputs; ++i) fold_in<kOp, A>(&folded, widened(input(i)[at]));
+    folded = folded * factor / divisor;
+    for (int o = 0; o < outputs; ++o) output(o)[at] = narrowed<T>(folded);
+  }
+}
+
+PAROPT_TARGET inline void take_bytes(char* out, const char* in, std::size_t bytes) {
+  constexpr std::size_t kLine = 64, kAhead = 512;
+  std::size_t at = 0;
+  for (; at + kLine <= bytes; at += kLine) {
+    if (at + kAhead < bytes) claim(in + at + kAhead);
+    std::memcpy(out + at, in + at, kLine);
   }
   std::memcpy(out + at, in + at, bytes - at);
-#else
-  std::memcpy(out, in, bytes);
-#endif
-}
-
-// Store one block of a result to `out`, of which the first `streamed` go past the caches.
-template <class T>
-PAROPT_TARGET inline void store_block(const T* block, T* const* out, int outputs, int streamed,
-                                      std::size_t at, std::size_t n) {
-  for (int output = 0; output < outputs; ++output) {
-    char* const to = reinterpret_cast<char*>(out[output] + at);
-    if (output < streamed) {
-      stream_bytes(to, reinterpret_cast<const char*>(block), n * sizeof(T));
-    } else {
-      std::memcpy(to, block, n * sizeof(T));
-    }
-  }
-}
-
-// One block of reduce(), folded and rounded in memory that stays in the L1 cache.
-template <class T, class A>
-PAROPT_TARGET void reduce_block(Op op, const T* const* in, int inputs, T* const* out, int outputs,
-                                int streamed, std::size_t at, std::size_t n, A divisor) {
-  alignas(64) A wide[kBlock];
-  if (inputs == 1) {
-    for (std::size_t i = 0; i < n; ++i) wide[i] = widened(in[0][at + i]);
-  } else {
-    combine(op, wide, in[0] + at, in[1] + at, n);
-  }
-  for (int input = 2; input < inputs; ++input) combine(op, wide, wide, in[input] + at, n);
-  if (divisor != A{1}) divide_all(wide, n, divisor);
-  if constexpr (sizeof(A) == sizeof(T)) {
-    store_block(wide, out, outputs, streamed, at, n);
-  } else {
-    alignas(64) T block[kBlock];
-    for (std::size_t i = 0; i < n; ++i) put(block + i, wide[i]);
-    store_block(block, out, outputs, streamed, at, n);
-  }
 }

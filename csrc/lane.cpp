@@ -14,12 +14,12 @@ namespace paropt {
 Lane::Lane(MPI_Comm comm, MPI_Comm across, std::shared_ptr<SharedGroup> group, LaneOptions options)
     : comm_(comm), across_(across), group_(std::move(group)), options_(std::move(options)) {
   MPI_CHECK(MPI_Comm_size(comm, &size_));
-  own_.spins = spins_for(group_ ? group_->size() : size_);
+  // A poll of MPI's costs more than one of memory.
+  own_.spins = spins_for(group_ ? group_->size() : size_) / 20;
   if (options_.background) {
-    own_.spins = 50;
     own_.yield_seconds = 0.0002;
     if (group_) {
-      group_->waiting.spins = own_.spins;
+      group_->waiting.spins = kSpinsOversubscribed;
       group_->waiting.yield_seconds = own_.yield_seconds;
     }
   }
@@ -54,21 +54,24 @@ std::string Lane::explain(const std::string& reason) const {
   return text + "; raise PAROPT_TIMEOUT if they are only slow";
 }
 
-template <class T>
-T* Lane::workspace(std::size_t n) {
-  if (workspace_.size() < n * sizeof(T)) workspace_.resize(n * sizeof(T));
-  return reinterpret_cast<T*>(workspace_.data());
+void* Lane::workspace(std::size_t bytes) {
+  if (workspace_.size() < bytes) workspace_.resize(bytes);
+  return workspace_.data();
 }
 
 template <class T>
 std::size_t Lane::run_messages(Algorithm algorithm, MPI_Comm comm, T* data, std::size_t n, Op op) {
   const std::size_t segment = ring_segment(sizeof(T), options_.segment_bytes, options_.max_count);
   if (algorithm == Algorithm::ring) {
-    T* const scratch = workspace<T>(ring_workspace(comm, n, segment));
+    void* const scratch = workspace(ring_workspace<T>(comm, n, segment));
     return ring_allreduce(comm, data, n, op, segment, scratch, &own_);
   }
-  T* const scratch = workspace<T>(std::min(n, segment));
-  return recursive_doubling(comm, data, n, op, segment, scratch, &own_);
+  if constexpr (sizeof(T) == 2) {
+    throw std::logic_error("16-bit floats are widened for this algorithm");
+  } else {
+    T* const scratch = static_cast<T*>(workspace(std::min(n, segment) * sizeof(T)));
+    return recursive_doubling(comm, data, n, op, segment, scratch, &own_);
+  }
 }
 
 template <class T>
@@ -122,7 +125,9 @@ std::size_t Lane::allreduce(Algorithm algorithm, const void* in, void* out, std:
       const T* const from = static_cast<const T*>(in);
       T* const to = static_cast<T*>(out);
       if constexpr (sizeof(T) == 2) {
-        return run_wide(algorithm, from, to, n, op);
+        if (algorithm != Algorithm::ring) return run_wide(algorithm, from, to, n, op);
+        if (from != to) std::copy(from, from + n, to);
+        return run_messages(algorithm, comm_, to, n, op);
       } else {
         return run(algorithm, from, to, n, op);
       }

@@ -2,7 +2,8 @@
 //
 // It has communicators and memory of its own, so that the lane of a progress thread and that of its
 // caller never meet. The vectors of the 16-bit floats are widened to float32 where they would be
-// rounded at every hop, kPiece elements at a time, and rounded once at the end.
+// rounded at every hop, kPiece elements at a time, and rounded once at the end: by recursive
+// doubling and between nodes. The ring and shared memory need no such copy.
 //
 // hierarchical: in every round of the node's shared memory (shared_allreduce.hpp) the first
 // `leaders` ranks of the node fold a part each, reduce it with the leaders of the other nodes at
@@ -55,6 +56,9 @@ class Lane {
   // Explain what a wait that took too long was waiting for.
   std::string explain(const std::string& reason) const;
 
+  // Up to so many bytes the bindings' short way need not choose: `shared` it is.
+  std::size_t short_bytes = 0;
+
  private:
   static constexpr std::size_t kPiece = 128 * 1024;
   static constexpr std::size_t kShort = 16 * 1024;  // bytes, for recursive doubling across nodes
@@ -67,8 +71,7 @@ class Lane {
   std::size_t run_messages(Algorithm algorithm, MPI_Comm comm, T* data, std::size_t n, Op op);
   template <class T>
   std::size_t run_hierarchical(const T* in, T* out, std::size_t n, Op op);
-  template <class T>
-  T* workspace(std::size_t n);
+  void* workspace(std::size_t bytes);
   SharedGroup& shared() const;
 
   MPI_Comm comm_;

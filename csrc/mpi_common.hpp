@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "half.hpp"
+
 namespace paropt {
 
 // Throw std::runtime_error with the call and MPI's own text unless `code` is MPI_SUCCESS.
@@ -44,5 +46,8 @@ inline MPI_Datatype datatype(const float*) { return MPI_FLOAT; }
 inline MPI_Datatype datatype(const double*) { return MPI_DOUBLE; }
 inline MPI_Datatype datatype(const std::int32_t*) { return MPI_INT32_T; }
 inline MPI_Datatype datatype(const std::int64_t*) { return MPI_INT64_T; }
+// MPI knows no 16-bit floats; nothing but their bits is asked of it.
+inline MPI_Datatype datatype(const Float16*) { return MPI_UINT16_T; }
+inline MPI_Datatype datatype(const BFloat16*) { return MPI_UINT16_T; }
 
 }  // namespace paropt

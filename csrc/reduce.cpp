@@ -1,7 +1,9 @@
 #include "reduce.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "common.hpp"
 
@@ -42,6 +44,51 @@ void scatter_add(T* dense, std::size_t n, const I* indices, const T* values, std
   PAROPT_DISPATCH(scatter_add_block(dense, indices, values, k, scale));
 }
 
+namespace {
+
+constexpr std::size_t kLine = 64;
+// Of a block in bytes: it stays in the L1 cache while entries are added to it.
+constexpr std::size_t kBlock = 16384;
+// A shorter vector stays in the caches, where its next reader finds it.
+constexpr std::size_t kStreamBytes = 4 * 1024 * 1024;
+
+void write_block(void* to, const void* block, std::size_t bytes, bool stream) {
+  if (stream && bytes % kLine == 0) {
+    PAROPT_DISPATCH(stream_lines(static_cast<char*>(to), static_cast<const char*>(block), bytes));
+  } else {
+    std::memcpy(to, block, bytes);
+  }
+}
+
+}  // namespace
+
+template <class T, class I>
+void scatter_sum(T* dense, std::size_t n, const Sparse<T, I>* vectors, std::size_t count, T scale) {
+  for (std::size_t v = 0; v < count; ++v) {
+    if (PAROPT_DISPATCH(rising(vectors[v].indices, vectors[v].k, n))) continue;
+    throw std::invalid_argument("indices must be strictly ascending and below the length of dense");
+  }
+  alignas(kLine) T block[kBlock / sizeof(T)];
+  std::vector<std::size_t> next(count, 0);
+  const bool stream = n * sizeof(T) >= kStreamBytes;
+  // The first block ends where a line does: all others then begin there.
+  const std::size_t odd = reinterpret_cast<std::uintptr_t>(dense) % kLine / sizeof(T);
+  std::size_t end = 0;
+  for (std::size_t begin = 0; begin < n; begin = end) {
+    end = std::min(n, begin + kBlock / sizeof(T) - (begin == 0 ? odd : 0));
+    const std::size_t bytes = (end - begin) * sizeof(T);
+    std::memset(block, 0, bytes);
+    for (std::size_t v = 0; v < count; ++v) {
+      const auto& [indices, values, k] = vectors[v];
+      next[v] = PAROPT_DISPATCH(add_below(block, begin, end, indices, values, next[v], k, scale));
+    }
+    write_block(dense + begin, block, bytes, stream && (begin > 0 || odd == 0));
+  }
+#if PAROPT_X86
+  _mm_sfence();
+#endif
+}
+
 float read_all(const float* in, std::size_t n) { return PAROPT_DISPATCH(sum_all(in, n)); }
 
 template void add(float*, const float*, std::size_t);
@@ -53,6 +100,14 @@ template void scatter_add(float*, std::size_t, const std::uint64_t*, const float
 template void scatter_add(double*, std::size_t, const std::uint32_t*, const double*, std::size_t,
                           double);
 template void scatter_add(double*, std::size_t, const std::uint64_t*, const double*, std::size_t,
+                          double);
+template void scatter_sum(float*, std::size_t, const Sparse<float, std::uint32_t>*, std::size_t,
+                          float);
+template void scatter_sum(float*, std::size_t, const Sparse<float, std::uint64_t>*, std::size_t,
+                          float);
+template void scatter_sum(double*, std::size_t, const Sparse<double, std::uint32_t>*, std::size_t,
+                          double);
+template void scatter_sum(double*, std::size_t, const Sparse<double, std::uint64_t>*, std::size_t,
                           double);
 
 }  // namespace paropt

@@ -18,6 +18,21 @@ template <class T, class I>
 void scatter_add(T* dense, std::size_t n, const I* indices, const T* values, std::size_t k,
                  T scale);
 
+// A sparse vector: its entries by strictly ascending index. I is std::uint32_t or std::uint64_t.
+template <class T, class I>
+struct Sparse {
+  const I* indices;
+  const T* values;
+  std::size_t k;
+};
+
+// dense = scale * (sum of the vectors), overwriting what was there: bit for bit what scatter_add of
+// one vector after the other makes of zeros. Dense is written once, block by block, past the caches
+// where it is long. Throws std::invalid_argument, before anything is written, unless the indices of
+// each vector are strictly ascending and below n.
+template <class T, class I>
+void scatter_sum(T* dense, std::size_t n, const Sparse<T, I>* vectors, std::size_t count, T scale);
+
 // The sum in any order: a plain read at the speed of the memory, what the benchmarks compare with.
 float read_all(const float* in, std::size_t n);
 

@@ -42,6 +42,11 @@ struct Ring {
     return chunk * (n / ranks) + std::min(chunk, n % ranks);
   }
 
+  Piece chunk(int owner) const {
+    const std::size_t begin = chunk_begin(static_cast<std::size_t>(owner));
+    return {begin, chunk_begin(static_cast<std::size_t>(owner) + 1) - begin};
+  }
+
   // Item t of a phase is segment t mod segments of step t div segments; in step s it belongs to the
   // chunk `lag` + s places behind this rank. Empty where that chunk is shorter than the longest.
   Piece piece(std::size_t item, std::size_t lag) const {
@@ -107,33 +112,91 @@ std::size_t all_gather(const Ring& ring, T* data) {
       [](std::size_t, Piece) {});
 }
 
+// One piece of the buffer, whose chunks are no longer than a segment: each to its owner, who folds
+// them in `wide`. Returns the elements sent.
+template <class T>
+std::size_t scatter_piece(const Ring& ring, T* data, Op op, float* wide, T* slots) {
+  const int ranks = ring.size;
+  const Piece own = ring.chunk(ring.rank);
+  std::size_t sent = 0;
+  Transfer sends[2];
+  Transfer receives[2];
+  const auto slot = [&](int step) { return slots + step % 2 * ring.segment; };
+  const auto expect = [&](int step) {
+    const int source = (ring.rank + ranks - step) % ranks;
+    if (step < ranks) receives[step % 2].receive(ring.comm, source, kTag, slot(step), own.count);
+  };
+  widen(wide, data + own.begin, own.count);
+  expect(1);
+  for (int step = 1; step < ranks; ++step) {
+    expect(step + 1);
+    const int owner = (ring.rank + step) % ranks;
+    const Piece outgoing = ring.chunk(owner);
+    sends[step % 2].wait(ring.waiting);
+    sends[step % 2].send(ring.comm, owner, kTag, data + outgoing.begin, outgoing.count);
+    sent += outgoing.count;
+    receives[step % 2].wait(ring.waiting);
+    fold_wide(op, wide, slot(step), own.count);
+  }
+  sends[0].wait(ring.waiting);
+  sends[1].wait(ring.waiting);
+  if (op == Op::mean) divide(wide, own.count, ranks);
+  narrow(data + own.begin, wide, own.count);
+  return sent;
+}
+
+template <class T>
+std::size_t reduce_narrow(const Ring& whole, T* data, Op op, void* workspace) {
+  const std::size_t length = std::min(whole.segment, whole.chunk_begin(1));
+  const std::size_t piece = length * static_cast<std::size_t>(whole.size);
+  float* const wide = static_cast<float*>(workspace);
+  T* const slots = reinterpret_cast<T*>(wide + length);
+  std::size_t sent = 0;
+  for (std::size_t at = 0; at < whole.n; at += piece) {
+    const Ring ring(whole.comm, std::min(piece, whole.n - at), length, whole.waiting);
+    sent += scatter_piece(ring, data + at, op, wide, slots);
+    sent += all_gather(ring, data + at);
+  }
+  return sent;
+}
+
 }  // namespace
 
 std::size_t ring_segment(std::size_t item_bytes, std::size_t segment_bytes, std::size_t max_count) {
   return std::max<std::size_t>(1, std::min(segment_bytes / item_bytes, max_count));
 }
 
+template <class T>
 std::size_t ring_workspace(MPI_Comm comm, std::size_t n, std::size_t segment) {
   const Ring ring(comm, n, segment);
-  return ring.size == 1 ? 0 : 2 * std::min(segment, ring.chunk_begin(1));
+  const std::size_t length = std::min(segment, ring.chunk_begin(1));
+  const std::size_t wide = sizeof(T) == 2 ? sizeof(float) : 0;
+  return ring.size == 1 ? 0 : length * (2 * sizeof(T) + wide);
 }
 
 template <class T>
 std::size_t ring_allreduce(MPI_Comm comm, T* data, std::size_t n, Op op, std::size_t segment,
-                           T* workspace, Waiting* waiting) {
+                           void* workspace, Waiting* waiting) {
   const ErrorsReturn errors_return(comm);
   const Ring ring(comm, n, segment, waiting);
   if (ring.size == 1 || n == 0) return 0;
-  std::size_t sent = reduce_scatter(ring, data, op, workspace);
-  sent += all_gather(ring, data);
-  return sent * sizeof(T);
+  if constexpr (sizeof(T) == 2) {
+    return reduce_narrow(ring, data, op, workspace) * sizeof(T);
+  } else {
+    std::size_t sent = reduce_scatter(ring, data, op, static_cast<T*>(workspace));
+    sent += all_gather(ring, data);
+    return sent * sizeof(T);
+  }
 }
 
-#define PAROPT_INSTANTIATE(T) \
-  template std::size_t ring_allreduce(MPI_Comm, T*, std::size_t, Op, std::size_t, T*, Waiting*)
+#define PAROPT_INSTANTIATE(T)                                                 \
+  template std::size_t ring_workspace<T>(MPI_Comm, std::size_t, std::size_t); \
+  template std::size_t ring_allreduce(MPI_Comm, T*, std::size_t, Op, std::size_t, void*, Waiting*)
 PAROPT_INSTANTIATE(float);
 PAROPT_INSTANTIATE(double);
 PAROPT_INSTANTIATE(std::int32_t);
 PAROPT_INSTANTIATE(std::int64_t);
+PAROPT_INSTANTIATE(Float16);
+PAROPT_INSTANTIATE(BFloat16);
 
 }  // namespace paropt

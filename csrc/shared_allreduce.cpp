@@ -10,11 +10,11 @@ namespace {
 constexpr std::size_t kLine = 64;
 // A place is a segment's number, from 1 on, above the offset into it.
 constexpr int kOffsetBits = 48;
-// Below this, a buffer that was just read is still in the cache, and stays there if written
-// plainly.
-constexpr std::size_t kStreamBytes = 4 * 1024 * 1024;
-// From here on a flat slot is written past the caches.
-constexpr std::size_t kPlainBytes = 32 * 1024;
+// Of a part, if the vector is long enough: both slots of two ranks then stay in the L2 cache.
+constexpr std::size_t kLeastPart = 32 * 1024;
+constexpr std::size_t kMostPart = 128 * 1024;
+// Bytes that are reduced flat where each rank has a core of its own; where it has none: kFlat.
+constexpr std::size_t kFlatOwnCore = 16 * 1024;
 constexpr std::size_t kInline = 32;
 
 // What a rank is about to reduce: everything the ranks must agree on, in one word.
@@ -74,10 +74,9 @@ struct SharedControl {
     std::atomic<std::uint64_t> value;
   };
   Record records[2];
-  Counter staged;   // rounds whose parts are in the slot
-  Counter reduced;  // rounds whose own part is in the result slot
-  Counter taken;    // rounds whose other parts have been copied from there
-  Counter direct;   // calls of the direct way that this rank has done its part of
+  Counter staged;   // the round whose parts are in the slot, see Round::done()
+  Counter reduced;  // the round whose own part is back in the slots of the others
+  Counter direct;   // the call of the direct way that this rank has done its part of
   struct alignas(kLine) Board {
     std::atomic<std::uint64_t> entered;
     std::atomic<std::uint64_t> left;
@@ -103,8 +102,13 @@ SharedGroup::SharedGroup(MPI_Comm node, std::vector<int> ranks, std::vector<std:
   MPI_CHECK(MPI_Comm_rank(node, &rank_));
   MPI_CHECK(MPI_Comm_size(node, &size_));
   waiting.spins = spins_for(size_);
+  inputs_.resize(static_cast<std::size_t>(size_));
+  outputs_.resize(static_cast<std::size_t>(size_));
+  int own_core = waiting.spins == kSpins;
+  MPI_CHECK(MPI_Allreduce(MPI_IN_PLACE, &own_core, 1, MPI_INT, MPI_MIN, node));
+  flat_bytes_ = own_core ? kFlatOwnCore : kFlat;
   controls_ = std::make_unique<SharedSegment>(node, sizeof(SharedControl), true);
-  slots_ = std::make_unique<SharedSegment>(node, 4 * kRound, false);
+  slots_ = std::make_unique<SharedSegment>(node, 2 * kFlat + 2 * kRound, false);
 }
 
 SharedGroup::~SharedGroup() = default;
@@ -167,11 +171,8 @@ void SharedGroup::publish(std::uint64_t fingerprint, Places places, const void* 
   record.out = places.out;
   if (bytes <= kInline) {
     std::memcpy(record.payload, payload, bytes);
-  } else if (bytes < kPlainBytes) {
-    std::memcpy(flat_slot(rank_, calls_), payload, bytes);
   } else {
-    stream_copy(flat_slot(rank_, calls_), payload, bytes);
-    stream_fence();
+    std::memcpy(flat_slot(rank_, calls_), payload, bytes);
   }
   record.call.store(calls_, std::memory_order_release);
 }
@@ -202,13 +203,17 @@ void SharedGroup::disagree() const {
 }
 
 template <class Counter>
-void SharedGroup::await(Counter counter, std::uint64_t value) {
+void SharedGroup::await(Counter counter, int other, std::uint64_t value) {
+  const auto& flag = (control(other).*counter).value;
+  wait_until(
+      waiting, [&] { return flag.load(std::memory_order_acquire) >= value; },
+      [&] { return late(); });
+}
+
+template <class Counter>
+void SharedGroup::await_all(Counter counter, std::uint64_t value) {
   for (int other = 0; other < size_; ++other) {
-    if (other == rank_) continue;
-    const auto& flag = (control(other).*counter).value;
-    wait_until(
-        waiting, [&] { return flag.load(std::memory_order_acquire) >= value; },
-        [&] { return late(); });
+    if (other != rank_) await(counter, other, value);
   }
 }
 
@@ -250,15 +255,14 @@ std::string SharedGroup::missing() const {
 
 template <class T>
 void SharedGroup::flat(const T* in, T* out, std::size_t n, Op op) {
-  std::vector<const T*> inputs(static_cast<std::size_t>(size_));
   const bool in_record = n * sizeof(T) <= kInline;
   for (int other = 0; other < size_; ++other) {
-    const char* const from =
+    inputs_[other] =
         in_record ? control(other).records[calls_ % 2].payload : flat_slot(other, calls_);
-    inputs[other] = other == rank_ ? in : reinterpret_cast<const T*>(from);
   }
-  T* const output = out;
-  reduce(op, inputs.data(), size_, &output, 1, n, 0, op == Op::mean ? size_ : 1);
+  inputs_[rank_] = in;
+  outputs_[0] = out;
+  reduce<T>(op, inputs_.data(), size_, outputs_.data(), 1, n, op == Op::mean ? size_ : 1);
 }
 
 // ---- direct ----------------------------------------------------------------------------------
@@ -276,18 +280,14 @@ template <class T>
 void SharedGroup::direct(Places places, std::size_t n, Op op) {
   const std::size_t begin = part_begin<T>(n, size_, rank_);
   const std::size_t count = part_begin<T>(n, size_, rank_ + 1) - begin;
-  std::vector<const T*> inputs(static_cast<std::size_t>(size_));
-  std::vector<T*> outputs(static_cast<std::size_t>(size_));
   for (int other = 0; other < size_; ++other) {
-    inputs[other] = reinterpret_cast<const T*>(at(places.in, other)) + begin;
+    inputs_[other] = reinterpret_cast<T*>(at(places.in, other)) + begin;
     // The own output first: the others then do not all begin with the same rank's memory.
-    outputs[other] = reinterpret_cast<T*>(at(places.out, (rank_ + other) % size_)) + begin;
+    outputs_[other] = reinterpret_cast<T*>(at(places.out, (rank_ + other) % size_)) + begin;
   }
-  reduce(op, inputs.data(), size_, outputs.data(), size_, count, size_, op == Op::mean ? size_ : 1);
-  stream_fence();
-  ++direct_calls_;
-  control(rank_).direct.value.store(direct_calls_, std::memory_order_release);
-  await(&SharedControl::direct, direct_calls_);
+  reduce<T>(op, inputs_.data(), size_, outputs_.data(), size_, count, op == Op::mean ? size_ : 1);
+  control(rank_).direct.value.store(calls_, std::memory_order_release);
+  await_all(&SharedControl::direct, calls_);
 }
 
 // ---- staged ----------------------------------------------------------------------------------
@@ -303,8 +303,7 @@ struct SharedGroup::Round {
   int owners;
   const std::function<void(T*, std::size_t)>* between;
   std::size_t length;
-  bool stream;
-  std::uint64_t first;  // number of round 0 among all rounds of this group
+  std::uint64_t call;
 
   std::size_t count() const { return (n + length - 1) / length; }
   std::size_t begin(std::size_t index) const { return index * length; }
@@ -313,51 +312,56 @@ struct SharedGroup::Round {
     const std::size_t from = part_begin<T>(size, owners, owner);
     return {from, part_begin<T>(size, owners, owner + 1) - from};
   }
-  std::size_t slot(std::size_t index) const { return (first + index) % 2 * kRound; }
-  std::size_t result_slot(std::size_t index) const { return 2 * kRound + slot(index); }
-  // What the counters say when round `index` is done.
-  std::uint64_t done(std::size_t index) const { return first + index + 1; }
+  std::size_t slot(std::size_t index) const { return 2 * kFlat + index % 2 * kRound; }
+  // What the counters say when round `index` is done: more than in any call before, also one that
+  // ended with a mismatch.
+  std::uint64_t done(std::size_t index) const { return (call << 32) + index + 1; }
 };
 
 template <class T>
+SharedGroup::Round<T> SharedGroup::rounds(const T* in, T* out, std::size_t n, Op op,
+                                          int owners) const {
+  const std::size_t ranks = static_cast<std::size_t>(size_);
+  const std::size_t part = std::clamp(n * sizeof(T) / (4 * ranks), kLeastPart, kMostPart);
+  const std::size_t length = std::min(part * ranks, kRound) / kLine * (kLine / sizeof(T));
+  return {in, out, n, op, owners, nullptr, length, calls_};
+}
+
+// The slot is free: what the others put into it two rounds before has been taken.
+template <class T>
 void SharedGroup::stage(const Round<T>& round, std::size_t index) {
-  // The slot was last used two rounds before.
-  const std::uint64_t done = round.done(index);
-  if (done > 2) await(&SharedControl::reduced, done - 2);
   T* const slot = reinterpret_cast<T*>(slots_->base(rank_) + round.slot(index));
   const T* const from = round.in + round.begin(index);
   for (int owner = 0; owner < round.owners; ++owner) {
     const Part part = round.part(index, owner);
     if (owner == rank_) continue;
-    stream_copy(slot + part.begin, from + part.begin, part.count * sizeof(T));
+    std::memcpy(slot + part.begin, from + part.begin, part.count * sizeof(T));
   }
-  stream_fence();
-  control(rank_).staged.value.store(done, std::memory_order_release);
+  control(rank_).staged.value.store(round.done(index), std::memory_order_release);
 }
 
 template <class T>
 void SharedGroup::reduce_own(const Round<T>& round, std::size_t index) {
   const std::uint64_t done = round.done(index);
   if (rank_ < round.owners) {
-    await(&SharedControl::staged, done);
-    if (done > 2) await(&SharedControl::taken, done - 2);
+    await_all(&SharedControl::staged, done);
     const Part part = round.part(index, rank_);
     T* const own = round.out + round.begin(index) + part.begin;
-    T* const result =
-        reinterpret_cast<T*>(slots_->base(rank_) + round.result_slot(index)) + part.begin;
-    std::vector<const T*> inputs(static_cast<std::size_t>(size_));
     for (int other = 0; other < size_; ++other) {
-      const char* const slot = slots_->base(other) + round.slot(index);
-      inputs[other] = reinterpret_cast<const T*>(slot) + part.begin;
+      T* const slot = reinterpret_cast<T*>(slots_->base(other) + round.slot(index));
+      inputs_[other] = outputs_[other] = slot + part.begin;
     }
-    inputs[rank_] = round.in + round.begin(index) + part.begin;
-    T* outputs[] = {result, own};
-    reduce(round.op, inputs.data(), size_, outputs, round.between == nullptr ? 2 : 1, part.count,
-           round.stream ? 2 : 1, round.op == Op::mean ? size_ : 1);
-    stream_fence();
-    if (round.between != nullptr) {
-      (*round.between)(result, part.count);
-      std::memcpy(own, result, part.count * sizeof(T));
+    inputs_[rank_] = round.in + round.begin(index) + part.begin;
+    outputs_[rank_] = own;
+    const int divisor = round.op == Op::mean ? size_ : 1;
+    if (round.between == nullptr) {
+      reduce<T>(round.op, inputs_.data(), size_, outputs_.data(), size_, part.count, divisor);
+    } else {
+      reduce<T>(round.op, inputs_.data(), size_, &outputs_[rank_], 1, part.count, divisor);
+      (*round.between)(own, part.count);
+      for (int other = 0; other < size_; ++other) {
+        if (other != rank_) std::memcpy(outputs_[other], own, part.count * sizeof(T));
+      }
     }
   }
   control(rank_).reduced.value.store(done, std::memory_order_release);
@@ -365,42 +369,26 @@ void SharedGroup::reduce_own(const Round<T>& round, std::size_t index) {
 
 template <class T>
 void SharedGroup::take(const Round<T>& round, std::size_t index) {
-  const std::uint64_t done = round.done(index);
-  await(&SharedControl::reduced, done);
+  const T* const slot = reinterpret_cast<const T*>(slots_->base(rank_) + round.slot(index));
+  T* const to = round.out + round.begin(index);
   for (int step = 1; step < size_; ++step) {
     const int owner = (rank_ + step) % size_;
     if (owner >= round.owners) continue;
+    await(&SharedControl::reduced, owner, round.done(index));
     const Part part = round.part(index, owner);
-    const char* const slot = slots_->base(owner) + round.result_slot(index);
-    const T* const result = reinterpret_cast<const T*>(slot) + part.begin;
-    T* const to = round.out + round.begin(index) + part.begin;
-    if (round.stream) {
-      stream_copy(to, result, part.count * sizeof(T));
-    } else {
-      std::memcpy(to, result, part.count * sizeof(T));
-    }
+    take_copy(to + part.begin, slot + part.begin, part.count * sizeof(T));
   }
-  control(rank_).taken.value.store(done, std::memory_order_release);
 }
 
+// All rounds, the first of which is staged already.
 template <class T>
-void SharedGroup::staged(const T* in, T* out, std::size_t n, Op op, int owners,
-                         const std::function<void(T*, std::size_t)>* between) {
-  // At least four rounds, so that their three stages overlap.
-  const std::size_t bytes = std::clamp(n * sizeof(T) / 4, std::size_t{32768}, kRound);
-  const std::size_t length = bytes / kLine * (kLine / sizeof(T));
-  const bool stream = n * sizeof(T) >= kStreamBytes;
-  const Round<T> round{in, out, n, op, owners, between, length, stream, rounds_};
+void SharedGroup::staged(const Round<T>& round) {
   const std::size_t count = round.count();
-  for (std::size_t i = 0; i < count + 2; ++i) {
-    if (i < count) stage(round, i);
-    if (i >= 1 && i - 1 < count) reduce_own(round, i - 1);
+  for (std::size_t i = 1; i < count + 2; ++i) {
     if (i >= 2) take(round, i - 2);
+    if (i < count) stage(round, i);
+    if (i - 1 < count) reduce_own(round, i - 1);
   }
-  stream_fence();
-  rounds_ += count;
-  // The next call may be a flat one, whose slots are the same memory.
-  await(&SharedControl::taken, rounds_);
 }
 
 // ---- which way -------------------------------------------------------------------------------
@@ -408,21 +396,22 @@ void SharedGroup::staged(const T* in, T* out, std::size_t n, Op op, int owners,
 template <class T>
 void SharedGroup::run(const T* in, T* out, std::size_t n, Op op) {
   const std::size_t bytes = n * sizeof(T);
-  const bool fits = bytes <= flat_bytes();
-  // A buffer in a segment is worth the second wait of the direct way unless it is very short.
-  const Places here = bytes < kPlainBytes && fits ? Places{} : places(in, out, bytes);
-  const bool nowhere = here == Places{};
   const std::uint64_t asked = fingerprint(op, dtype_of<T>(), n);
-  publish(asked, here, in, fits && nowhere ? bytes : 0);
+  if (bytes <= flat_bytes_) {
+    publish(asked, Places{}, in, bytes);
+    compare(asked, Places{});
+    return flat(in, out, n, op);
+  }
+  const Places here = places(in, out, bytes);
+  publish(asked, here, in, 0);
+  const Round<T> round = rounds(in, out, n, op, size_);
+  const bool in_segments = here.in != 0 && here.out != 0;
+  if (!in_segments) stage(round, 0);  // while the records of the others arrive
   // What the ranks do next depends on the records alone, which all of them see alike.
   const bool same_place = compare(asked, here);
-  if (fits && nowhere && same_place) {
-    flat(in, out, n, op);
-  } else if (same_place && here.in != 0 && here.out != 0) {
-    direct<T>(here, n, op);
-  } else {
-    staged<T>(in, out, n, op, size_, nullptr);
-  }
+  if (in_segments && same_place) return direct<T>(here, n, op);
+  if (in_segments) stage(round, 0);
+  staged(round);
 }
 
 void SharedGroup::allreduce(const void* in, void* out, std::size_t n, Dtype dtype, Op op) {
@@ -438,7 +427,13 @@ void SharedGroup::allreduce_between(const T* in, T* out, std::size_t n, Op op, i
   const std::uint64_t asked = fingerprint(op, dtype_of<T>(), n);
   publish(asked, Places{}, in, 0);
   compare(asked, Places{});
-  staged(in, out, n, op, owners, &between);
+  if (n == 0) return;
+  Round<T> round = rounds(in, out, n, op, owners);
+  round.between = &between;
+  // The nodes may have different numbers of ranks, but all have the same rounds.
+  round.length = std::clamp(n * sizeof(T) / 4, kLeastPart, kRound) / kLine * (kLine / sizeof(T));
+  stage(round, 0);
+  staged(round);
 }
 
 #define PAROPT_INSTANTIATE(T)                                                      \

@@ -10,15 +10,19 @@
 //           inputs straight into all outputs; nothing is copied.
 //   staged  All others, in rounds of kRound bytes at most. In a round every rank
 //             stages   copies the parts it does not own into its slot,
-//             reduces  its own part from everybody's slots into its result slot,
-//             takes    the other parts from the result slots of their owners.
+//             reduces  its own part from everybody's slots, and puts the result back into them,
+//             takes    the other parts out of its slot again.
 //           Slots are doubled. Rounds overlap: while round i is staged, round i-1 is reduced and
 //           round i-2 taken, so that a rank waits only for what the others did a round earlier.
 //
 // All ways fold the ranks in their order and copy the result from there (or compute it alike), so
-// that all ranks end with the same bits, the same in every run. Long copies store past the caches
-// ("streamed", see fold.hpp): plain stores into lines that another core has read are what makes
-// shared memory slow.
+// that all ranks end with the same bits, the same in every run.
+//
+// What costs here is a cache line that has to cross between two cores. In the staged way it does so
+// twice: to the owner of the part, which takes it for writing at once (see reduce() in fold.hpp),
+// and with the result back to the rank that stages into it again in the next round but one, which
+// by then has it for writing. So no rank waits until it may write, and the slots stay in the
+// caches.
 #pragma once
 
 #include <mpi.h>
@@ -53,8 +57,7 @@ struct SharedTraffic {
 class SharedGroup {
  public:
   static constexpr std::size_t kRound = 512 * 1024;
-  // The two slots of the flat way are the four of the staged one, see run().
-  static constexpr std::size_t kFlat = 2 * kRound;
+  static constexpr std::size_t kFlat = 256 * 1024;
 
   // Collective over `node`, whose ranks share memory. `ranks` are the numbers by which error texts
   // call them, `operations` the names that enter() refers to. All memory is taken here: a later
@@ -99,13 +102,10 @@ class SharedGroup {
   // Bytes of segments that this rank has taken, without those of allocate().
   std::size_t memory() const;
 
-  // Bytes of the longest vector that is reduced flat. Every rank reads all vectors then, and four
-  // times its own in the staged way, which has more waits, but whose cost does not grow with the
-  // number of ranks.
-  std::size_t flat_bytes() const {
-    if (size_ <= 2) return kFlat;
-    return kFlat / (size_ <= 4 ? 4 : 8 * (static_cast<std::size_t>(size_) - 4));
-  }
+  // Bytes of the longest vector that is reduced flat, the same on all ranks. Every rank reads all
+  // vectors then. That is more work than the staged way has, whose two waits more cost little as
+  // long as every rank has a core.
+  std::size_t flat_bytes() const { return flat_bytes_; }
 
   Waiting waiting;
   SharedTraffic traffic;
@@ -131,7 +131,9 @@ class SharedGroup {
   void publish(std::uint64_t fingerprint, Places places, const void* payload, std::size_t bytes);
   bool compare(std::uint64_t fingerprint, Places places);
   template <class Counter>
-  void await(Counter counter, std::uint64_t value);
+  void await(Counter counter, int other, std::uint64_t value);
+  template <class Counter>
+  void await_all(Counter counter, std::uint64_t value);
   [[noreturn]] void disagree() const;
   std::string late() const;
 
@@ -142,8 +144,9 @@ class SharedGroup {
   template <class T>
   void direct(Places places, std::size_t n, Op op);
   template <class T>
-  void staged(const T* in, T* out, std::size_t n, Op op, int owners,
-              const std::function<void(T*, std::size_t)>* between);
+  Round<T> rounds(const T* in, T* out, std::size_t n, Op op, int owners) const;
+  template <class T>
+  void staged(const Round<T>& round);
   template <class T>
   void stage(const Round<T>& round, std::size_t index);
   template <class T>
@@ -159,9 +162,10 @@ class SharedGroup {
   std::unique_ptr<SharedSegment> controls_;
   std::unique_ptr<SharedSegment> slots_;
   std::vector<std::unique_ptr<SharedSegment>> buffers_;
+  std::size_t flat_bytes_ = 0;
+  std::vector<const void*> inputs_;  // of one reduction, by rank
+  std::vector<void*> outputs_;
   std::uint64_t calls_ = 0;
-  std::uint64_t rounds_ = 0;
-  std::uint64_t direct_calls_ = 0;
   std::uint64_t entered_ = 0;
   bool broken_ = false;
 };

@@ -38,10 +38,13 @@ inline void pause_core() {
 #endif
 }
 
+constexpr int kSpins = 2000;
+constexpr int kSpinsOversubscribed = 50;
+
 // What a wait may cost, and what all waits have cost so far. One per thread that waits.
 struct Waiting {
   double timeout = 0;           // seconds until TimedOut is thrown; 0 waits for ever
-  int spins = 2000;             // polls before the core is given away
+  int spins = kSpins;           // polls before the core is given away
   double yield_seconds = 0.01;  // time of giving it away before the thread sleeps between polls
   double seconds = 0;           // waited so far
   std::atomic<bool> cancelled{false};  // set by another thread: the wait ends as if too late
@@ -51,16 +54,19 @@ struct Waiting {
 // another needs its core only delays what it waits for.
 inline int spins_for(int ranks) {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 50;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return kSpinsOversubscribed;
   const int cores = CPU_COUNT(&set);
   // One core is what a launcher that binds its ranks leaves each of them.
-  return cores == 1 || ranks <= cores ? 2000 : 50;
+  return cores == 1 || ranks <= cores ? kSpins : kSpinsOversubscribed;
 }
 
 // Poll until ready() is true. On the deadline throws TimedOut with the text late() gives.
 template <class Ready, class Late>
 void wait_until(Waiting& waiting, Ready ready, Late late) {
-  if (ready()) return;
+  // A few polls that cost less than reading the clock.
+  for (int poll = 0; poll < 20; ++poll) {
+    if (ready()) return;
+  }
   const Clock::time_point start = Clock::now();
   for (int spin = 0; spin < waiting.spins; ++spin) {
     if (ready()) {

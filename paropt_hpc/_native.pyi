@@ -23,6 +23,7 @@ def reach_take(acc: _T, clear: bool, key: int, k: int, indices: _I, values: _T) 
 def read_all(array: NDArray[np.float32]) -> float: ...
 def add(out: _T, array: _T) -> None: ...
 def scatter_add(dense: _T, indices: _I, values: _T, scale: float) -> None: ...
+def scatter_sum(dense: _T, vectors: list[tuple[_I, _T]], scale: float) -> None: ...
 def choose_codec(indices: _I, n: int) -> int: ...
 def max_chosen_bytes(n: int, k: int) -> int: ...
 def max_encoded_bytes(n: int, k: int, codec: int) -> int: ...
@@ -41,3 +42,116 @@ def read_header(data: _Bytes) -> tuple[int, int, int, int, int, int, int]: ...
 def decode_message(data: _Bytes, indices: _I, values: _T) -> None: ...
 def decode_add_message(data: _Bytes, dense: _T, scale: float) -> None: ...
 def crc32(data: _Bytes) -> int: ...
+
+_Doubles = NDArray[np.float64]
+_Indices = NDArray[np.uint32]
+_Operator = tuple[int, float, float]
+
+def generation_key(key: int, generation: int) -> int: ...
+def evaluate(objective: int, x: _Doubles, f: _Doubles) -> None: ...
+def normals(key: int, out: _Doubles) -> None: ...
+def take_better(
+    x: _Doubles, f: _Doubles, other: _Doubles, other_f: _Doubles, strict: bool
+) -> None: ...
+def de_trials(
+    lower: _Doubles,
+    upper: _Doubles,
+    mutation: int,
+    archive: _Doubles,
+    guides: _Indices,
+    weight: _Doubles,
+    rate: _Doubles,
+    key: int,
+    x: _Doubles,
+    trial: _Doubles,
+) -> None: ...
+def de_run(
+    lower: _Doubles,
+    upper: _Doubles,
+    mutation: int,
+    weight: _Doubles,
+    rate: _Doubles,
+    objective: int,
+    key: int,
+    generation: int,
+    generations: int,
+    x: _Doubles,
+    f: _Doubles,
+    trial: _Doubles,
+    trial_f: _Doubles,
+) -> None: ...
+def swarm_move(
+    lower: _Doubles,
+    upper: _Doubles,
+    neighbours: _Indices,
+    fastest: _Doubles,
+    coefficients: tuple[float, float, float],
+    bounds: int,
+    key: int,
+    best_x: _Doubles,
+    best_f: _Doubles,
+    x: _Doubles,
+    v: _Doubles,
+    guide: _Indices,
+) -> None: ...
+def swarm_run(
+    lower: _Doubles,
+    upper: _Doubles,
+    neighbours: _Indices,
+    fastest: _Doubles,
+    coefficients: tuple[float, float, float],
+    bounds: int,
+    objective: int,
+    key: int,
+    generation: int,
+    generations: int,
+    x: _Doubles,
+    v: _Doubles,
+    best_x: _Doubles,
+    best_f: _Doubles,
+    f: _Doubles,
+    guide: _Indices,
+) -> None: ...
+def ga_parents(tournament: int, key: int, f: _Doubles, parents: _Indices) -> None: ...
+def ga_children(
+    lower: _Doubles,
+    upper: _Doubles,
+    crossover: _Operator,
+    mutation: _Operator,
+    key: int,
+    x: _Doubles,
+    parents: _Indices,
+    child: _Doubles,
+) -> None: ...
+def ga_survive(
+    elite: int,
+    truncation: bool,
+    x: _Doubles,
+    f: _Doubles,
+    child: _Doubles,
+    child_f: _Doubles,
+    rank: _Indices,
+) -> None: ...
+def ga_run(
+    lower: _Doubles,
+    upper: _Doubles,
+    elite: int,
+    tournament: int,
+    truncation: bool,
+    crossover: _Operator,
+    mutation: _Operator,
+    objective: int,
+    key: int,
+    generation: int,
+    generations: int,
+    x: _Doubles,
+    f: _Doubles,
+    child: _Doubles,
+    child_f: _Doubles,
+    parents: _Indices,
+    rank: _Indices,
+) -> None: ...
+def improve_tours(
+    distances: _Doubles, near: _Indices, kicks: int, key: int, tours: _Indices
+) -> None: ...
+def ant_tours(attraction: _Doubles, near: _Indices, key: int, tours: _Indices) -> None: ...

@@ -181,8 +181,8 @@ void count_short(paropt::Lane& lane, void* data, std::size_t n, paropt::Dtype dt
                       paropt::seconds_since(start), group.waiting.seconds - waited);
 }
 
-// The short way of a training loop's small reductions: true if it was gone. Whatever is not quite
-// usual is left to the long way, which says what is wrong with it.
+// The short way of a training loop's reductions through shared memory: true if it was gone.
+// Whatever is not quite usual is left to the long way, which says what is wrong with it.
 bool go_short(paropt::Lane& lane, PyObject* object, PyObject* op_name) {
   if (!py::isinstance<py::array>(object) || !PyUnicode_Check(op_name)) return false;
   py::array buffer = py::reinterpret_borrow<py::array>(object);
@@ -196,7 +196,7 @@ bool go_short(paropt::Lane& lane, PyObject* object, PyObject* op_name) {
   const auto dtype = static_cast<paropt::Dtype>(code);
   const bool whole = dtype == paropt::Dtype::int32 || dtype == paropt::Dtype::int64;
   const std::size_t n = static_cast<std::size_t>(buffer.size());
-  if (n * paropt::item_bytes(dtype) > lane.group()->flat_bytes()) return false;
+  if (n * paropt::item_bytes(dtype) > lane.short_bytes) return false;
   if (!is_plain(buffer, true) || (whole && op == paropt::Op::mean)) return false;
   void* const data = buffer.mutable_data();
   py::gil_scoped_release release;
@@ -226,8 +226,8 @@ PyObject* short_allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t
 PyMethodDef short_method = {
     "short_allreduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&short_allreduce)),
     METH_FASTCALL,
-    "Reduce a short buffer in place if it is of the usual "
-    "kind; say whether it was."};
+    "Reduce a buffer in place through shared memory if it is of the usual kind and not longer "
+    "than short_bytes; say whether it was."};
 
 // The function, bound to a lane that it keeps alive.
 py::object lane_short(std::shared_ptr<paropt::Lane> lane) {
@@ -318,6 +318,7 @@ void bind_lanes(py::module_& m) {
       .def("allreduce", &lane_allreduce, py::arg("algorithm"), py::arg("buffer"), py::arg("out"),
            py::arg("op"), "Reduce `buffer` into `out`; return the bytes sent through MPI.")
       .def_property_readonly("short_allreduce", &lane_short)
+      .def_readwrite("short_bytes", &Lane::short_bytes)
       .def("cancel", &Lane::cancel)
       .def("explain", &Lane::explain, py::arg("reason"))
       .def("memory", &Lane::memory)

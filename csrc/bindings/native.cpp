@@ -12,6 +12,7 @@
 #include "common.hpp"
 #include "index_codec.hpp"
 #include "message.hpp"
+#include "population.hpp"
 #include "quantize.hpp"
 #include "reduce.hpp"
 #include "topk.hpp"
@@ -193,6 +194,19 @@ void scatter_add(Array<T>& dense, const Array<I>& indices, const Array<T>& value
   unlocked([=] { paropt::scatter_add(d, n, i, v, k, scale); });
 }
 
+template <class T, class I>
+void scatter_sum(Array<T>& dense, const std::vector<std::pair<Array<I>, Array<T>>>& vectors,
+                 T scale) {
+  const std::size_t n = length(dense);
+  T* d = output(dense, n);
+  std::vector<paropt::Sparse<T, I>> parts;
+  for (const auto& [indices, values] : vectors) {
+    require(length(indices) == length(values), "indices and values must have the same length");
+    parts.push_back({input(indices), input(values), length(indices)});
+  }
+  unlocked([&] { paropt::scatter_sum(d, n, parts.data(), parts.size(), scale); });
+}
+
 std::uint64_t max_encoded_bytes(std::uint64_t n, std::uint64_t k, int codec) {
   require_counts(n, k);
   return paropt::max_encoded_bytes(n, k, codec_of(codec));
@@ -371,6 +385,8 @@ void translate_format_error(std::exception_ptr pointer) {
 
 template <class T, class I>
 void define_for_pair(py::module_& m) {
+  m.def("scatter_sum", &scatter_sum<T, I>, py::arg("dense").noconvert(), py::arg("vectors"),
+        py::arg("scale"));
   m.def("scatter_add", &scatter_add<T, I>, py::arg("dense").noconvert(),
         py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("scale"));
   m.def("decode_message", &decode_message<T, I>, py::arg("data").noconvert(),
@@ -433,5 +449,6 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("validate_indices", &validate_indices, py::arg("data").noconvert(), py::arg("n"),
         py::arg("k"), py::arg("codec"));
   m.def("read_header", &read_header, py::arg("data").noconvert());
+  define_population(m);
   m.def("crc32", &crc32, py::arg("data").noconvert());
 }

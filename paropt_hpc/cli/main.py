@@ -151,7 +151,7 @@ def train_command(
 def optimize(
     config_file: ConfigFile, assignments: Assignments = None, resume: Resume = False
 ) -> None:
-    """Minimise a function, a tour or what a program prints, without gradients.
+    """Minimise a function, a benchmark, a tour or what a program prints, without gradients.
 
     Results go to the run folder, `runs/NAME` by default: the complete configuration, the figures of
     the generations, a plot of the convergence, and a summary with the best point.

@@ -34,7 +34,7 @@ from paropt_hpc.comm.ring_allreduce import (
     segment_length,
 )
 from paropt_hpc.comm.traffic import Traffic
-from paropt_hpc.comm.tuning import ALGORITHMS, CostModel, Shape, Table
+from paropt_hpc.comm.tuning import ALGORITHMS, CostModel, Link, Shape, Table
 from paropt_hpc.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -113,6 +113,7 @@ class Communicator:
     _comm: MPI.Intracomm | None
     _native: ModuleType | None
     _table: Table | None
+    _model: CostModel
     _progress: Progress | None
     _lane: Any
     _short: Any
@@ -147,9 +148,11 @@ class Communicator:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self._table = self._read_table()
         self._place(comm, module)
+        measured = None if self._table is None else self._table.link(self.shape)
+        if measured is not None:
+            self._model = self._model.measured(measured, self.shape)
         if module is not None and self._lane.group is not None and not self._checks:
-            # Only where every rank is on this node: there a short reduction needs no choice.
-            self._short = self._lane.native.short_allreduce if self.shape.nodes == 1 else None
+            self._short = self._shortcut() if self.shape.nodes == 1 else None
 
     def _set_up(self, options: LaneOptions) -> None:
         self._comm = None
@@ -199,6 +202,13 @@ class Communicator:
         agreed: Table | None = self._mpi.bcast(table)
         return agreed
 
+    def _shortcut(self) -> Any:
+        """Return what reduces in place through shared memory, where that needs no choice."""
+        reach = None if self._table is None else self._table.reach("shared", self.shape)
+        lane = self._lane.native
+        lane.short_bytes = sys.maxsize if reach is None else reach
+        return lane.short_allreduce
+
     @property
     def traffic(self) -> Traffic:
         """What this rank has sent, received and waited for, by operation."""
@@ -231,7 +241,8 @@ class Communicator:
         algorithm : str
             ``"auto"``: what ``paropt tune-comm`` has measured to be the fastest for this size,
             else what :class:`paropt_hpc.comm.tuning.CostModel` predicts.
-            ``"ring"``, ``"recursive_doubling"``: messages between all ranks.
+            ``"ring"``, ``"recursive_doubling"``: messages between all ranks; the ring's are of
+            the buffer's own type, those of 16-bit floats otherwise of float32.
             ``"shared"``: through memory, if all ranks are on one node.
             ``"hierarchical"``: through memory inside each node, messages between their leaders.
             ``"mpi"``: the MPI library's own choice, which promises neither the same bits on all
@@ -698,6 +709,17 @@ class Communicator:
         if algorithm == "shared" and self.shape.nodes > 1:
             raise ConfigError("algorithm 'shared' works inside one node; use 'hierarchical'")
         return algorithm
+
+    def _ours(self, nbytes: int) -> str:
+        """Choose among our algorithms, which give the same bits on all ranks."""
+        chosen = self._choose("auto", nbytes)
+        return self._model.choose(nbytes, self.shape) if chosen == "mpi" else chosen
+
+    def _predicted(self, nbytes: int) -> tuple[Link, float]:
+        """Return what messages meet here, and the seconds of a dense all-reduce of ours."""
+        model, shape = self._model, self.shape
+        name = "ring" if self._native is None else model.choose(nbytes, shape)
+        return model.link(shape), model.seconds(name, nbytes, shape)
 
     def _runs_in_background(self, algorithm: str) -> bool:
         from mpi4py import MPI

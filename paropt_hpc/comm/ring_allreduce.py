@@ -17,6 +17,7 @@ the same bits; it serves where the native module was not built, and as the oracl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,6 @@ MAX_COUNT = 2**31 - 1
 """The largest count given to one MPI call; MPI's own counts are C ints."""
 
 _TAG = 7301
-_PIECE = 128 * 1024  # elements of a 16-bit vector that are widened at a time, as in csrc/lane.hpp
 
 
 def ring_allreduce(
@@ -106,22 +106,12 @@ def run_twin(
     """Carry out :func:`ring_allreduce` without the native module, on checked arguments."""
     if comm.Get_size() == 1:
         return 0
-    wide = np.dtype(np.float32) if flat.itemsize == 2 else flat.dtype
-    segment = segment_length(wide.itemsize, segment_bytes, max_count)
-    step = _PIECE if flat.itemsize == 2 else max(1, flat.size)
-    workspace = np.empty(workspace_length(min(step, flat.size), comm.Get_size(), segment), wide)
-    sent = 0
-    for begin in range(0, flat.size, step):
-        own = flat[begin : begin + step]
-        if own.dtype == wide:
-            sent += _twin(comm, own, op, segment, workspace)
-        else:
-            # Rounded once, at the end, and not at every hop.
-            piece = own.astype(wide)
-            sent += _twin(comm, piece, op, segment, workspace)
-            with np.errstate(all="ignore"):
-                own[:] = piece
-    return sent
+    segment = segment_length(flat.itemsize, segment_bytes, max_count)
+    # A caller may have turned NumPy's warnings into errors: one rank must not stop half way.
+    with np.errstate(all="ignore"):
+        if flat.itemsize == 2:
+            return _narrow_twin(comm, flat, op, segment)
+        return _twin(comm, flat, op, segment)
 
 
 def ring_volume(n: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
@@ -216,11 +206,10 @@ def schedule(n: int, rank: int, size: int, segment: int, lag: int) -> Iterator[I
             )
 
 
-def _twin(
-    comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment: int, workspace: NDArray[Any]
-) -> int:
+def _twin(comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment: int) -> int:
     size = comm.Get_size()
     half = min(segment, chunk_begin(flat.size, size, 1))
+    workspace = np.empty(workspace_length(flat.size, size, segment), flat.dtype)
 
     def slot(item: Item) -> NDArray[Any]:
         begin = item.number % 2 * half
@@ -233,11 +222,46 @@ def _twin(
         if op == "mean" and item.last_step:
             own /= flat.dtype.type(size)
 
-    # A caller may have turned NumPy's warnings into errors: one rank must not stop half way.
-    with np.errstate(all="ignore"):
-        sent = _walk(comm, flat, segment, 1, slot, arrived)
-    sent += _walk(comm, flat, segment, 0, lambda item: flat[item.incoming], lambda item: None)
+    sent = _walk(comm, flat, segment, 1, slot, arrived)
+    return (sent + _gather(comm, flat, segment)) * flat.itemsize
+
+
+def _narrow_twin(comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment: int) -> int:
+    """Reduce 16-bit floats: the first phase is direct, see ``csrc/ring_allreduce.hpp``."""
+    size = comm.Get_size()
+    length = max(1, min(segment, chunk_begin(flat.size, size, 1)))
+    sent = 0
+    for begin in range(0, flat.size, length * size):
+        piece = flat[begin : begin + length * size]
+        sent += _scatter(comm, piece, op)
+        sent += _gather(comm, piece.view(np.uint16), length)
     return sent * flat.itemsize
+
+
+def _scatter(comm: MPI.Intracomm, piece: NDArray[Any], op: str) -> int:
+    """Send each rank its chunk; fold those for this rank in float32. Return the elements sent."""
+    from mpi4py import MPI
+
+    rank, size, status, sent = comm.Get_rank(), comm.Get_size(), MPI.Status(), 0
+    ends = [chunk_begin(piece.size, size, chunk) for chunk in range(size + 1)]
+    chunks = [piece[low:high] for low, high in pairwise(ends)]
+    wide = chunks[rank].astype(np.float32)
+    received = np.empty_like(chunks[rank])
+    for step in range(1, size):
+        owner, source = (rank + step) % size, (rank - step) % size
+        outgoing, incoming = chunks[owner].view(np.uint16), received.view(np.uint16)
+        comm.Sendrecv(outgoing, owner, _TAG, incoming, source, _TAG, status)
+        _check_length(status, incoming)
+        sent += outgoing.size
+        _fold(op, wide, received.astype(np.float32))
+    if op == "mean":
+        wide /= np.float32(size)
+    chunks[rank][:] = wide
+    return sent
+
+
+def _gather(comm: MPI.Intracomm, flat: NDArray[Any], segment: int) -> int:
+    return _walk(comm, flat, segment, 0, lambda item: flat[item.incoming], lambda item: None)
 
 
 def _walk(

@@ -37,6 +37,7 @@ from paropt_hpc.kernels import message as messages
 from paropt_hpc.kernels import topk
 from paropt_hpc.kernels.checks import check_array
 from paropt_hpc.kernels.index_codec import index_dtype
+from paropt_hpc.kernels.reduce import scatter_sum
 
 __all__ = ["SCHEMES", "SparseResult", "sparse_allreduce"]
 
@@ -44,6 +45,9 @@ SCHEMES = ("auto", "allgather", "split", "reselect", "dense")
 
 _TAG = 7304
 _FAILED = -1
+_FULL = 8
+"""Messages that hold more than 1/8 of the vector are added one by one: decoding writes as much."""
+
 _IMBALANCE = 1.05
 """A range with more than this times its share has the ranges cut anew at the next call."""
 
@@ -139,7 +143,7 @@ def sparse_allreduce(
     dense_out : ndarray, shape (n,), float32 or float64, contiguous, aligned, writable
         Overwritten with the result; of the message's length and dtype.
     scheme : {"auto", "allgather", "split", "reselect", "dense"}
-        ``"auto"`` takes the exact one that sends the fewest bytes, see
+        ``"auto"`` takes the exact one of the least predicted time, see
         :func:`paropt_hpc.comm.sparse_ranges.choose_scheme`; ``"dense"`` is an all-reduce of the
         decoded vector.
     op : {"sum", "mean"}
@@ -250,8 +254,9 @@ def _run(call: _Call, scheme: str) -> SparseResult:
         union = call.ranges.union
         if union is None:
             union = sparse_ranges.expected_union(call.head.n, call.counts)
-        itemsize = call.head.dtype.itemsize
-        scheme = sparse_ranges.choose_scheme(call.head.n, call.counts, call.nbytes, itemsize, union)
+        load = sparse_ranges.Load(call.counts, call.nbytes, union)
+        nbytes = call.head.n * call.head.dtype.itemsize
+        scheme = sparse_ranges.choose_scheme(load, *call.comm._predicted(nbytes))
     if scheme == "allgather":
         return _allgather(call)
     if scheme == "dense":
@@ -271,10 +276,26 @@ def _allgather(call: _Call) -> SparseResult:
     views = call.comm._gather_messages(call.message, call.nbytes)
     call.sent += (call.comm.size - 1) * call.message.size
     call.received += int(call.nbytes.sum()) - call.message.size
-    call.dense[:] = 0
-    for view in views:  # all ranks see the same bytes, so all fail or none does
-        messages.decode_add(view, call.dense, call.scale)
+    _sum_messages(call, views)  # all ranks see the same bytes, so all fail or none does
     return _exact(call, "allgather")
+
+
+def _sum_messages(call: _Call, views: list[NDArray[np.uint8]]) -> None:
+    """Overwrite the dense vector with the sum of messages, in one pass where they are sparse."""
+    total, n = int(call.counts.sum()), call.head.n
+    if _FULL * total > n:
+        call.dense[:] = 0
+        for view in views:
+            messages.decode_add(view, call.dense, call.scale)
+        return
+    indices = call.work.take("indices", index_dtype(n), total)
+    values = call.work.take("values", call.head.dtype, total)
+    vectors, at = [], 0
+    for view in views:
+        found = messages.decode(view, out=(indices[at:], values[at:]))
+        vectors.append((found.indices, found.values))
+        at += found.indices.size
+    scatter_sum(call.dense, vectors, call.scale)
 
 
 def _dense(call: _Call) -> SparseResult:
@@ -282,7 +303,7 @@ def _dense(call: _Call) -> SparseResult:
     with call.comm.together():
         messages.decode_add(call.message, call.dense, call.scale)
     # Counted as an all-reduce there.
-    call.comm.allreduce(call.dense, "sum", algorithm="ring")
+    call.comm.allreduce(call.dense, "sum", call.comm._ours(call.dense.nbytes))
     return _exact(call, "dense")
 
 

@@ -8,51 +8,69 @@ Distrib. Comput. 14(4), 1992).
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["choose_scheme", "expected_union", "range_bounds", "sample_count", "sample_positions"]
+from paropt_hpc.comm.tuning import Link
+
+__all__ = [
+    "Load",
+    "choose_scheme",
+    "expected_union",
+    "range_bounds",
+    "sample_count",
+    "sample_positions",
+]
 
 _SAMPLES_PER_RANK = 24
 _MAX_SAMPLES = 1024
 _ENTRIES_PER_SAMPLE = 16  # samples of a short message must not outweigh it
 
-_SPLIT_GAIN = 0.8
-"""Splitting takes two rounds of messages more, and must save this much to be worth it."""
+
+class Load(NamedTuple):
+    """What the ranks want to sum: the same on all of them."""
+
+    counts: NDArray[np.int64]  # entries of every rank's message, shape (P,)
+    nbytes: NDArray[np.int64]  # its size
+    union: float  # indices that occur in any message, as far as is known
 
 
-def choose_scheme(
-    n: int, counts: NDArray[np.int64], nbytes: NDArray[np.int64], itemsize: int, union: float
-) -> str:
-    """Choose the exact scheme that sends the fewest bytes per rank.
+def choose_scheme(load: Load, link: Link, dense_seconds: float) -> str:
+    """Choose the exact scheme of the least predicted time.
 
-    All-gather sends each message to P-1 ranks. A split sends (P-1)/P of it, then the sums of one
-    range, 1/P of the union, to P-1 ranks. A dense ring sends 2(P-1)/P of the vector.
+    With a latency ``a`` and a bandwidth ``b`` of the link, m bytes in a rank's message and u for
+    the union of all:
+
+    ===========  ==================================================================
+    all-gather   ``L a + (P-1) m / b`` with ``L = ceil(log2 P)``
+    split        ``(P-1 + 3 L) a + (P-1)/P (m + u) / b``: lengths, parts, what became
+                 of them, and the sums
+    dense        what :class:`paropt_hpc.comm.tuning.CostModel` says
+    ===========  ==================================================================
 
     Parameters
     ----------
-    n : int
-        Length of the vector.
-    counts, nbytes : ndarray, shape (P,)
-        Entries and size in bytes of every rank's message.
-    itemsize : int
-        Bytes of one value.
-    union : float
-        Indices that occur in any message, as far as is known.
+    load : Load
+    link : Link
+    dense_seconds : float
+        Of an all-reduce of the whole vector.
 
     Returns
     -------
     {"allgather", "split", "dense"}
     """
-    ranks, total = len(counts), int(nbytes.sum())
-    entry = total / max(1, int(counts.sum()))
-    gathered = total / ranks * (ranks - 1)
-    split = (ranks - 1) / ranks * (total / ranks + union * entry)
-    dense = 2 * (ranks - 1) / ranks * n * itemsize
-    best, scheme = (split, "split") if split < _SPLIT_GAIN * gathered else (gathered, "allgather")
-    return "dense" if dense <= best else scheme
+    ranks, total = len(load.counts), int(load.nbytes.sum())
+    message, steps = total / ranks, math.ceil(math.log2(ranks))
+    union = load.union * total / max(1, int(load.counts.sum()))
+    seconds = {
+        "dense": dense_seconds,
+        "allgather": steps * link.latency + (ranks - 1) * message / link.bandwidth,
+        "split": (ranks - 1 + 3 * steps) * link.latency
+        + (ranks - 1) / ranks * (message + union) / link.bandwidth,
+    }
+    return min(seconds, key=lambda scheme: seconds[scheme])
 
 
 def expected_union(n: int, counts: NDArray[np.int64]) -> float:

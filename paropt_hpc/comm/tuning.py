@@ -13,7 +13,8 @@ hierarchical        shared, and between N leaders the better of ring and recursi
 
 ``s`` is the latency and ``m`` the bandwidth per rank of a node's shared memory. The formulas of the
 first two are those of Thakur, Rabenseifner and Gropp (Int. J. High Perform. Comput. Appl. 19(1),
-2005) without their term for arithmetic, which memory hides.
+2005) without their term for arithmetic, which memory hides. The sparse all-reduce has a model of
+its own on the same ``a`` and ``b``: :func:`paropt_hpc.comm.sparse_ranges.choose_scheme`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,6 +63,13 @@ class Shape(NamedTuple):
         return tuple(names)
 
 
+class Link(NamedTuple):
+    """What messages between all ranks meet."""
+
+    latency: float  # seconds per message
+    bandwidth: float  # bytes per second for each rank when all send
+
+
 @dataclass(frozen=True)
 class CostModel:
     """Latencies in seconds and bandwidths in bytes per second; see the module's formulas."""
@@ -71,7 +79,7 @@ class CostModel:
     node_latency: float = 1e-6  # one MPI message inside a node
     node_bandwidth: float = 2e9
     memory_latency: float = 2e-7  # one cache line from core to core, with its wait
-    memory_bandwidth: float = 3e10
+    memory_bandwidth: float = 6e10
 
     def seconds(self, algorithm: str, nbytes: int, shape: Shape) -> float:
         """Predict one all-reduce of `nbytes`; ValueError for an algorithm not modelled."""
@@ -94,6 +102,19 @@ class CostModel:
             return memory + min(f(shape.nodes, latency, link, nbytes) for f in links)
         raise ValueError(f"algorithm must be one of ours, got {algorithm!r}")
 
+    def link(self, shape: Shape) -> Link:
+        """Return what every rank has of the network when all send at once."""
+        if shape.nodes == 1:
+            return Link(self.node_latency, self.node_bandwidth)
+        return Link(self.link_latency, self.link_bandwidth / shape.node_size)
+
+    def measured(self, link: Link, shape: Shape) -> CostModel:
+        """Return this model with what was measured of the network in place of the default."""
+        if shape.nodes == 1:
+            return replace(self, node_latency=link.latency, node_bandwidth=link.bandwidth)
+        bandwidth = link.bandwidth * shape.node_size
+        return replace(self, link_latency=link.latency, link_bandwidth=bandwidth)
+
     def choose(self, nbytes: int, shape: Shape) -> str:
         """Name the algorithm of the least predicted time."""
         return min(shape.algorithms(), key=lambda name: self.seconds(name, nbytes, shape))
@@ -106,6 +127,12 @@ class Table:
     # Shape as "ranks x nodes x leaders": (largest size in bytes, algorithm), sizes ascending.
     # Above the last size its algorithm holds too.
     choices: dict[str, list[tuple[int, str]]]
+    # Shape: latency and bandwidth of its messages.
+    links: dict[str, Link] = field(default_factory=dict)
+
+    def link(self, shape: Shape) -> Link | None:
+        """Return what was measured of the network; None where this shape was not."""
+        return self.links.get(_key(shape))
 
     def choose(self, nbytes: int, shape: Shape) -> str | None:
         """Name the algorithm for a size; None where this shape was not measured."""
@@ -115,9 +142,19 @@ class Table:
         )
         return name if name in (*shape.algorithms(), "mpi") else None
 
+    def reach(self, algorithm: str, shape: Shape) -> int | None:
+        """Return the size up to which an algorithm is chosen; None if it always is."""
+        rows = self.choices.get(_key(shape), [])
+        limit = 0
+        for upto, name in rows:
+            if name != algorithm:
+                return limit
+            limit = upto
+        return None
+
     def merged(self, other: Table) -> Table:
         """Return this table with the shapes of `other` put in."""
-        return Table({**self.choices, **other.choices})
+        return Table({**self.choices, **other.choices}, {**self.links, **other.links})
 
     def save(self, path: Path) -> None:
         """Write the table; a crash leaves the old file whole."""
@@ -140,12 +177,16 @@ class Table:
                 str(key): [(int(limit), _known(name)) for limit, name in rows]
                 for key, rows in content["choices"].items()
             }
+            links = {
+                str(key): Link(float(latency), float(bandwidth))
+                for key, (latency, bandwidth) in content.get("links", {}).items()
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{path} is no table of collectives ({type(error).__name__}: {error}); measure a "
                 "new one with paropt tune-comm, or remove the file"
             ) from error
-        return cls(choices)
+        return cls(choices, links)
 
 
 def table_path() -> Path:
@@ -183,15 +224,28 @@ def measure(
     """
     names = ("mpi", *comm.shape.algorithms())
     rows = []
+    found: dict[int, dict[str, float]] = {}
     for nbytes in sorted(sizes):
-        times = _timed(comm, nbytes, names, repeats)
+        times = found[nbytes] = _timed(comm, nbytes, names, repeats)
         if report is not None:
             report(nbytes, times)
         rows.append((nbytes, min(times, key=lambda name: times[name])))
     # A size between two measured ones takes the nearer one's choice: the limit is their mean.
     limits = [math.isqrt(a[0] * b[0]) for a, b in pairwise(rows)]
     limits.append(rows[-1][0])
-    return Table({_key(comm.shape): [(n, row[1]) for n, row in zip(limits, rows, strict=True)]})
+    key = _key(comm.shape)
+    choices = {key: [(n, row[1]) for n, row in zip(limits, rows, strict=True)]}
+    return Table(choices, {key: _fitted(found, comm.size)})
+
+
+def _fitted(found: dict[int, dict[str, float]], ranks: int) -> Link:
+    """Solve the model for the link: the shortest vector has the latency, the longest the rest."""
+    shortest, longest = min(found), max(found)
+    latency = found[shortest]["recursive_doubling"] / _doubling(ranks, 1, math.inf, 0)
+    ring = found[longest]["ring"]
+    # Long messages: what the latencies take of the time cannot be all of it.
+    rest = max(ring - _ring(ranks, latency, math.inf, 0), ring / 10)
+    return Link(latency, _ring(ranks, 0, 1, longest) / rest)
 
 
 def _timed(comm: Communicator, nbytes: int, names: Sequence[str], repeats: int) -> dict[str, float]:

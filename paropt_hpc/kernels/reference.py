@@ -13,11 +13,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.errors import MessageError
+from paropt_hpc.kernels.reference_population import (
+    de_run,
+    de_trials,
+    evaluate,
+    ga_children,
+    ga_parents,
+    ga_run,
+    ga_survive,
+    generation_key,
+    normals,
+    swarm_move,
+    swarm_run,
+    take_better,
+)
+from paropt_hpc.kernels.reference_tour import ant_tours, improve_tours
 
 __all__ = [
     "add",
+    "ant_tours",
     "choose_codec",
     "crc32",
+    "de_run",
+    "de_trials",
     "decode_add_message",
     "decode_indices",
     "decode_message",
@@ -25,14 +43,26 @@ __all__ = [
     "encode_full_message",
     "encode_indices",
     "encode_message",
+    "evaluate",
+    "ga_children",
+    "ga_parents",
+    "ga_run",
+    "ga_survive",
+    "generation_key",
+    "improve_tours",
     "keys",
     "max_chosen_bytes",
     "max_encoded_bytes",
+    "normals",
     "quantize",
     "reach_count",
     "reach_take",
     "read_header",
     "scatter_add",
+    "scatter_sum",
+    "swarm_move",
+    "swarm_run",
+    "take_better",
     "topk",
     "validate_indices",
     "value_bytes",
@@ -115,6 +145,16 @@ def scatter_add(dense: _Array, indices: _Array, values: _Array, scale: float) ->
 
 
 # ---- indices ---------------------------------------------------------------------------------
+
+
+def scatter_sum(dense: _Array, vectors: list[tuple[_Array, _Array]], scale: float) -> None:
+    """Overwrite with the sum of vectors whose indices ascend."""
+    for indices, _ in vectors:
+        if (indices[1:] <= indices[:-1]).any() or (indices.size and indices[-1] >= dense.size):
+            raise ValueError("indices must be strictly ascending and below the length of dense")
+    dense[:] = 0
+    for indices, values in vectors:
+        scatter_add(dense, indices, values, scale)
 
 
 def choose_codec(indices: _Array, n: int) -> int:

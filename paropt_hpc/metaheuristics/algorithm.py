@@ -26,11 +26,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paropt_hpc.errors import ConfigError
+from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.kernels.rng import philox
 from paropt_hpc.metaheuristics.constraints import Constraints, FeasibilityRules
 from paropt_hpc.metaheuristics.space import Space
 
-__all__ = ["ALGORITHMS", "Algorithm", "make", "register"]
+__all__ = ["ALGORITHMS", "Algorithm", "PopulationAlgorithm", "make", "register"]
 
 Array: TypeAlias = NDArray[Any]
 Rows: TypeAlias = NDArray[np.float64]
@@ -86,6 +87,7 @@ class Algorithm(ABC):
         self.evaluations = 0
         self.failures = 0
         self.generation = 0
+        self._asked: Rows | None = None  # what `ask` returned since the last `tell`
 
     @property
     def done(self) -> bool:
@@ -106,7 +108,39 @@ class Algorithm(ABC):
             Rows of `space` within its bounds; read it, or copy it before changing it. The same
             until `tell`.
         """
-        return self._ask()
+        if self._asked is None:
+            self._asked = self._ask()
+        return self._asked
+
+    def advance(self, objective: Callable[[Rows], ArrayLike], generations: int) -> None:
+        """Run generations on an objective that takes rows and never fails.
+
+        Where both the algorithm and the objective are native (see `paropt_hpc.metaheuristics.
+        functions`), the generations run without returning to Python; the result is the same.
+
+        Parameters
+        ----------
+        objective : callable
+            Rows of shape (m, dimension) to values of shape (m,).
+        generations : int
+            How often to ask and tell; fewer if the algorithm is done before.
+        """
+        native = getattr(objective, "native", None)
+        if native is not None and self.generation == 0 and generations > 0:
+            x = self.ask()  # the first generation evaluates the start
+            self.tell(x, objective(x))
+            generations -= 1
+        if native is not None and generations > 0 and self._advance_native(native, generations):
+            return
+        for _ in range(generations):
+            if self.done:
+                return
+            x = self.ask()
+            self.tell(x, objective(x))
+
+    def _advance_native(self, objective: int, generations: int) -> bool:
+        """Run generations on a native objective; return whether that was possible."""
+        return False
 
     def tell(self, x: Rows, f: ArrayLike, violation: ArrayLike | None = None) -> None:
         """Take the values of the points asked for.
@@ -135,6 +169,7 @@ class Algorithm(ABC):
         self.evaluations += len(x)
         self.failures += int(np.count_nonzero(failed))
         self.generation += 1
+        self._asked = None
 
     @abstractmethod
     def _ask(self) -> Rows:
@@ -174,7 +209,7 @@ class Algorithm(ABC):
         x = np.ascontiguousarray(x, np.float64)
         if x.ndim != 2 or x.shape[1] != self.space.dimension:
             raise ValueError(f"x must have shape (m, {self.space.dimension}), got {x.shape}")
-        values = np.asarray(f, np.float64)
+        values = np.ascontiguousarray(f, np.float64)
         if values.shape[:1] != x.shape[:1] or (values.ndim != 1) != (self.objectives is None):
             wanted = f"({len(x)},)" if self.objectives else f"({len(x)}, objectives)"
             raise ValueError(f"f must have shape {wanted}, got {values.shape}")
@@ -198,6 +233,10 @@ class Algorithm(ABC):
             self.best_x = x[at].copy()
             self.best_f = float(f[at])
             self.best_violation = float(violated[at])
+
+    def _key(self, purpose: str = "") -> int:
+        """Return the key of the native random streams for a purpose, of all generations."""
+        return int(philox(self.seed, f"{self.name} {purpose}").integers(2**64, dtype=np.uint64))
 
     def _rng(self, purpose: str = "") -> np.random.Generator:
         """Return this generation's generator for a purpose."""
@@ -234,6 +273,7 @@ class Algorithm(ABC):
             value = state[name]
             setattr(self, name, value.copy() if isinstance(value, np.ndarray) else value)
         self.constraints.load_state_dict(state["constraints"])
+        self._asked = None
         self._loaded()
 
     def _check_state(self, name: str, value: Any) -> None:
@@ -303,6 +343,7 @@ class PopulationAlgorithm(Algorithm):
         if self._violation is not None:
             self._violation[places] = 0
         self._replaced(places)
+        self._asked = None
 
     def _places(self, f: Rows, where: ArrayLike | None) -> tuple[Array, Array]:
         """Return which members are replaced, and by which immigrants."""
@@ -324,23 +365,38 @@ class PopulationAlgorithm(Algorithm):
         """Return the numbers that order the members."""
         return self.constraints.key(self._f, self._violation)
 
-    def _select(self, x: Rows, f: Rows, violation: Rows | None) -> Array:
-        """Replace each member by its rival where that one is not worse; return where it is better.
+    def _select(self, x: Rows, f: Rows, violation: Rows | None, strict: bool = False) -> None:
+        """Replace each member by its rival where that one is better, or not worse.
 
-        Of equal ones the rival stays, which lets a population cross a plateau.
+        Of equal ones the rival stays, unless `strict`, which lets a population cross a plateau.
         """
+        if violation is None and self._violation is None:
+            implementation().take_better(self._x, self._f, x, f, strict)
+            return
         self.constraints.adapt(f, violation)
         if violation is not None and self._violation is None:
             self._violation = np.zeros(self._size)
         mine, theirs = self._keys(), self.constraints.key(f, violation)
-        better = theirs < mine
-        taken = theirs <= mine
+        taken = theirs < mine if strict else theirs <= mine
         np.copyto(self._x, x, where=taken[:, None])
         np.copyto(self._f, f, where=taken)
         if self._violation is not None:
             rival = np.zeros(self._size) if violation is None else violation
             np.copyto(self._violation, rival, where=taken)
-        return better
+
+    def _plain(self) -> bool:
+        """Say whether values alone order the members, which are vectors of numbers."""
+        numbers = all(
+            not getattr(variable, "log", False) for variable in self.space.variables.values()
+        )
+        return self._violation is None and numbers and self.space.is_only("real")
+
+    def _note_run(self, generations: int, asked: int) -> None:
+        """Account for native generations, whose members hold the best."""
+        self._note_best(self._x, self._f, None)
+        self.evaluations += generations * asked
+        self.generation += generations
+        self._asked = None
 
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}

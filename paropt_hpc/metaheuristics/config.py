@@ -13,6 +13,7 @@ from paropt_hpc.errors import ConfigError
 from paropt_hpc.metaheuristics.algorithm import Algorithm
 from paropt_hpc.metaheuristics.compiled import Compiled
 from paropt_hpc.metaheuristics.evaluation import Objective, Scalar, Vectorised
+from paropt_hpc.metaheuristics.functions import function
 from paropt_hpc.metaheuristics.island import Budget
 from paropt_hpc.metaheuristics.isolated import Isolated
 from paropt_hpc.metaheuristics.migration import Migration, make_islands
@@ -26,7 +27,7 @@ from paropt_hpc.metaheuristics.space import (
     Space,
     Variable,
 )
-from paropt_hpc.metaheuristics.tsplib import read_tsplib
+from paropt_hpc.metaheuristics.tsplib import Tour, read_tsplib
 from paropt_hpc.runs import Section, load
 
 __all__ = ["SearchConfig", "build_space", "load_function", "load_search"]
@@ -36,9 +37,11 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ObjectiveConfig(Section):
-    """What to minimise: one of function, tsplib and command."""
+    """What to minimise: one of function, benchmark, tsplib and command."""
 
     function: str | None = None  # "module:callable"; gets the values of the variables as a dict
+    benchmark: str | None = None  # a named function with its own box, such as "rastrigin"
+    dimension: Positive = 30  # of a benchmark
     tsplib: str | None = None  # a file of cities
     command: str | None = None  # a program with variables in braces: "./simulate {rate} {size}"
     inputs: dict[str, str] = Field(default={})  # command: files for its folder
@@ -54,7 +57,7 @@ class ObjectiveConfig(Section):
 
     @model_validator(mode="after")
     def _is_one(self) -> "ObjectiveConfig":
-        names = ("function", "tsplib", "command")
+        names = ("function", "benchmark", "tsplib", "command")
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"objective.{given[0]} and objective.{given[1]} exclude each other")
@@ -151,6 +154,9 @@ class SearchConfig(Section):
         objective, space = self._objective()
         options = dict(self.algorithm.model_extra or {})
         seed = self.run.seed
+        tour = getattr(objective, "function", None)
+        if isinstance(tour, Tour) and self.algorithm.name in ("mmas", ["mmas"]):
+            options.setdefault("distances", tour.distances)
         islands = make_islands(self.algorithm.name, space, self.islands.count, seed=seed, **options)
         return objective, islands
 
@@ -165,6 +171,9 @@ class SearchConfig(Section):
 
     def _objective(self) -> tuple[Objective, Space]:
         about = self.objective
+        if about.benchmark is not None:
+            named = function(about.benchmark)
+            return Vectorised(named), named.space(about.dimension)
         if about.tsplib is not None:
             tour = read_tsplib(Path(about.tsplib))
             return Vectorised(tour), tour.space
@@ -175,7 +184,8 @@ class SearchConfig(Section):
             return self._scalar(self._program(about.command, space), space, rows=True), space
         if about.function is None:
             raise ConfigError(
-                "there is nothing to minimise; set one of objective.function, tsplib and command"
+                "there is nothing to minimise; set one of objective.function, benchmark, tsplib "
+                "and command"
             )
         called = load_function(about.function)
         if about.kind == "compiled":

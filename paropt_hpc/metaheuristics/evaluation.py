@@ -235,9 +235,13 @@ class Scalar:
             return None, Status.TIMEOUT, said(error)
         except (Exception, SystemExit) as error:
             return None, Status.RAISED, said(error)
-        if self._width == 1 and type(value) in _FLOATS and -_HUGE <= value <= _HUGE:
+        if self._width > 1 or type(value) not in _FLOATS:
+            return judged(value, self._width)
+        if -_HUGE <= value <= _HUGE:
             return value, 0, ""
-        return judged(value, self._width)
+        if value != value:
+            return None, Status.NAN, "returned NaN"
+        return None, Status.INFINITE, f"returned {value}"
 
 
 _HUGE = float(np.finfo(np.float64).max)

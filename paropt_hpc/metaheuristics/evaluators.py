@@ -101,8 +101,8 @@ class RowSplit:
         self._replicating = self._always
         self._until_look = 0
         self.total = 0.0  # seconds of the last population that was shared, as all ranks know it
-        self._collective = 0.0  # seconds that the last collective took on this rank
-        self._cost = np.inf  # least seconds that one took on the rank that came last
+        self._collective = 0.0  # seconds that sharing has cost this rank the last time
+        self._cost = np.inf  # least seconds that it has cost the rank that came last
 
     def evaluate(self, x: Rows, stop: bool = False) -> Results:
         """Evaluate all rows; collective."""
@@ -115,6 +115,7 @@ class RowSplit:
 
     def _shared(self, x: Rows, stop: bool) -> Results:
         """Evaluate this rank's rows, or all of them to compare, and gather the values."""
+        start = time.perf_counter()
         m, size, rank = len(x), self.comm.size, self.comm.rank
         begin, end = m * rank // size, m * (rank + 1) // size
         whole = self._replicating
@@ -129,12 +130,12 @@ class RowSplit:
         packet[_HEAD : _HEAD + end - begin] = own.status[part]
         values = packet[_HEAD + width :]
         values[: (end - begin) * self._width] = columns[part].ravel()
-        start = time.perf_counter()
         packets = self.comm.gather_vectors(packet)  # type: ignore[arg-type]
-        self._collective = time.perf_counter() - start
         self._check(packets)
         self._decide(packets, whole)
-        return self._joined(packets, own, 0 if whole else begin, m, width)
+        joined = self._joined(packets, own, 0 if whole else begin, m, width)
+        self._collective = time.perf_counter() - start - own.seconds
+        return joined
 
     def _joined(self, packets: Rows, own: Results, first: int, m: int, width: int) -> Results:
         """Put the ranks' parts together."""

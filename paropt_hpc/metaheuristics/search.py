@@ -9,6 +9,7 @@ Islands *meet* after a number of generations, the same for all: they exchange me
 one message. Between meetings groups do not wait for one another.
 """
 
+import math
 import signal as signals
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -30,7 +31,7 @@ from paropt_hpc.runs import Checkpoint, Checkpoints, StopRequest
 
 __all__ = ["Budget", "Moment", "Outcome", "Search"]
 
-_HISTORY = 1024  # moments that are kept; when there are more, every other one goes
+_HISTORY = 512  # moments that are kept; when there are more, every other one goes
 _MEETING = 10  # generations between the meetings of islands that do not migrate
 
 
@@ -82,6 +83,13 @@ class Search:
             if i * self.groups // len(listed) == group
         ]
         self.evaluator = evaluator(self.group, as_objective(objective))
+        if self.evaluator.comm.size != self.group.size:
+            raise on_every_rank(
+                ConfigError(
+                    f"the evaluator works on {self.evaluator.comm.size} rank(s), its island has "
+                    f"{self.group.size}; use RowSplit or ManagerWorker"
+                )
+            )
         self._met = 0  # generation of the last meeting
         self._stride = 1
         self._history: list[Moment] = []
@@ -133,8 +141,9 @@ class Search:
                 if not stopped and not reason:
                     self._migrate(until, reports)
                     self._met = until
-                self._note(until, reports, force=stopped or bool(reason))
-                clock.tell(self._moment(reports))
+                moment = self._moment(reports)
+                self._note(until, moment, force=stopped or bool(reason))
+                clock.tell(moment)
                 signal, late = self._why(stopped, clock, request)
                 due = every is not None and not stopped and until % every == 0
                 if checkpoints is not None and (due or reason or stopped):
@@ -205,7 +214,7 @@ class Search:
         if signal:
             raise on_every_rank(_stopped(signal, None))
         log = wanderers.log([report.generation for report in told])
-        self._note(self._stride, told, force=True)
+        self._note(self._stride, self._moment(told), force=True)
         reason = self._reason(told, budget) or ("seconds" if late else "target")
         outcome = self._outcome(told, reason, clock.seconds)
         return outcome, log
@@ -300,18 +309,17 @@ class Search:
         return int(told[:, 0].max()), bool(told[:, 1].any())
 
     def _moment(self, reports: list[Report]) -> Moment:
-        medians = [r.median_f for r in reports if np.isfinite(r.median_f)]
+        medians = [r.median_f for r in reports if math.isfinite(r.median_f)]
         return Moment(
             max(report.generation for report in reports),
             sum(report.evaluations for report in reports),
             min(_feasible(report) for report in reports),
-            float(np.mean(medians)) if medians else np.nan,
-            float(np.mean([report.diversity for report in reports])),
+            math.fsum(medians) / len(medians) if medians else math.nan,
+            math.fsum(report.diversity for report in reports) / len(reports),
         )
 
-    def _note(self, until: int, reports: list[Report], force: bool) -> None:
+    def _note(self, until: int, moment: Moment, force: bool) -> None:
         """Keep a moment; thin out the past when there are many, so that memory stays bounded."""
-        moment = self._moment(reports)
         if self._history and self._history[-1].evaluations == moment.evaluations:
             del self._history[-1]  # of the end of a run that goes on
         if force or until % self._stride == 0:

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from paropt_hpc.comm import Communicator, native
 from paropt_hpc.comm.buffers import DTYPES
 from paropt_hpc.comm.ring_allreduce import OPS
-from paropt_hpc.errors import ConfigError
+from paropt_hpc.errors import CollectiveMismatch, ConfigError
 
 pytestmark = pytest.mark.mpi
 
@@ -104,6 +104,24 @@ def test_around_the_longest_flat_vector(world, everywhere, algorithm, dtype):
         for n in (flat, flat + 1, flat, 3 * flat, 5, flat - 1, flat + 1):
             parts = [part(rank, n, dtype) for rank in range(comm.size)]
             faults += faults_of(comm, parts, "sum", algorithm)
+    everywhere(faults)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("n", [5, 1000, 300_000])
+def test_after_a_mismatch_the_shared_memory_is_as_before(world, everywhere, n):
+    # Some ranks have staged a round when the others are found to want something else.
+    faults = []
+    with Communicator(world, check=False) as comm:
+        for turn in range(3):
+            wrong = np.ones(n if comm.rank == turn % comm.size else 400_000, dtype=np.float32)
+            with pytest.raises(CollectiveMismatch, match="the ranks disagree"):
+                comm.allreduce(wrong, "sum")
+            if (wrong != 1).any():
+                faults.append("a buffer was written")
+            for length in (7, 200_000, 3000):
+                parts = [part(rank, length, np.dtype(np.float32)) for rank in range(comm.size)]
+                faults += faults_of(comm, parts, "sum", "auto")
     everywhere(faults)
 
 
@@ -363,13 +381,14 @@ def test_segments_are_bounded_and_made_once(world, everywhere, algorithm, dtype)
     everywhere(faults)
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float16)], ids=str)
 @pytest.mark.parametrize("algorithm", ["shared", "ring", "mpi"])
-def test_counted_bytes_are_the_lower_bound(world, algorithm):
+def test_counted_bytes_are_the_lower_bound(world, algorithm, dtype):
     n = 12 * 5000
     with Communicator(world) as comm:
-        comm.allreduce(np.zeros(n, dtype=np.float32), "sum", algorithm)
+        comm.allreduce(np.zeros(n, dtype), "sum", algorithm)
         counted = comm.traffic["allreduce"]
-        bound = 2 * (comm.size - 1) * n * 4 // comm.size
+        bound = 2 * (comm.size - 1) * n * dtype.itemsize // comm.size
         assert (counted.bytes_sent, counted.bytes_received) == (bound, bound)
 
 

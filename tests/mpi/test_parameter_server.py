@@ -233,3 +233,25 @@ def test_another_number_of_ranks_takes_over_slices_and_residuals(comm, servers):
     assert np.array_equal(velocity, whole + 0.5)
     assert strategy.sequencer.version == 5
     strategy.finish(start_params())
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_dropped_gradient_leaves_the_residual_as_it_was(comm, world):
+    strategy = ParameterServer(comm, SGD(0.1), 1, TopK(0.1))
+    params, gradient = start_params(), gradient_of(0, start_params(), 0)
+    strategy.start(params)
+    if comm.rank == 0:
+        for _ in range(3):
+            strategy.step(params, gradient)
+        world.send(None, 1)
+    elif comm.rank == 1:
+        world.recv(source=0)
+        strategy.step(params, gradient)  # three versions late
+        assert not strategy.compressors[0].residual.any()
+        assert not np.array_equal(params, start_params())  # it has pulled all the same
+        strategy.step(params, gradient)
+        assert strategy.compressors[0].residual.any()
+    strategy.finish(params)
+    said = strategy.metrics(params)
+    assert said["dropped"] == 1
+    assert said["staleness"] == {"0": 4}

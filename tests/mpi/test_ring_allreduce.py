@@ -237,6 +237,45 @@ def test_neighbour_with_another_size_is_found(world, backend):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_two_segments_are_on_their_way(world, everywhere):
+    """Rank 1 plays the neighbour, and takes nothing before it has seen how far rank 0 goes.
+
+    A synchronous send ends when its receive has been posted. While rank 0 waits for the end of
+    its first send, it has taken two segments and asks for two more; one that sends and receives
+    them one by one would have asked for two in all.
+    """
+    segments, length = 6, 500_000  # 2 MB: a send that waits for its receiver
+    comm = world.Split(0 if world.rank < 2 else MPI.UNDEFINED, world.rank)
+    faults = []
+    if world.rank == 0:
+        buffer = np.zeros(2 * segments * length, dtype=np.float32)
+        ring_allreduce(comm, buffer, "sum", segment_bytes=4 * length, backend="native")
+        if (buffer != 1).any():
+            faults.append("wrong sum")
+    elif world.rank == 1:
+        ones = np.ones((segments, length), dtype=np.float32)
+        sends = [comm.Issend(row, 0, 7301) for row in ones]
+        deadline = time.monotonic() + 20
+        while not all([send.Test() for send in sends[:4]]) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        posted = sum(send.Test() for send in sends)
+        if posted != 4:
+            faults.append(f"{posted} receives were posted")
+        received = np.empty_like(ones)
+        for row in received:
+            comm.Recv(row, 0, 7301)
+        MPI.Request.Waitall(sends)
+        sums = [comm.Isend(row, 0, 7301) for row in received + 1]
+        for row in received:
+            comm.Recv(row, 0, 7301)
+        MPI.Request.Waitall(sums)
+    if comm != MPI.COMM_NULL:
+        comm.Free()
+    everywhere(faults)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_other_threads_run_while_it_waits(world, everywhere):
     ticked = []
     ticker = threading.Timer(0.05, lambda: ticked.append(time.monotonic()))

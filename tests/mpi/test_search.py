@@ -15,17 +15,24 @@ from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.topology import from_edges
 from paropt_hpc.errors import ConfigError, DataError, EvaluationError, StoppedError
 from paropt_hpc.metaheuristics import (
+    ALGORITHMS,
+    Binary,
     Budget,
     ManagerWorker,
     Migration,
     MigrationLog,
+    Permutation,
     RowSplit,
+    Scalar,
     Search,
+    Serial,
     Space,
+    Vectorised,
     make,
     make_islands,
 )
 from paropt_hpc.runs import Checkpoints
+from paropt_hpc.runs.checkpoint import flatten
 
 SPACE = Space.box(-5.12 * np.ones(4), 5.12 * np.ones(4))
 
@@ -62,7 +69,7 @@ def fingerprint(outcome):
     return json.dumps([*parts, outcome.failures, outcome.reason, outcome.history])
 
 
-def archipelago(count=5, names=("de", "de"), seed=3, population=12):
+def archipelago(count=5, names=("de", "pso", "jde", "ga"), seed=3, population=12):
     return make_islands(names, SPACE, count, seed=seed, population=population)
 
 
@@ -209,6 +216,9 @@ def test_bad_archipelagos_are_refused(comm):
         Search(comm, [make("de", SPACE), make("de", Space.box([0.0], [1.0]))], rastrigin)
     with pytest.raises(ConfigError, match="at least one algorithm"):
         Search(comm, [], rastrigin)
+    if comm.size > 1:
+        with pytest.raises(ConfigError, match=r"works on 1 rank\(s\), its island has"):
+            Search(comm, archipelago(1), rastrigin, evaluator=lambda group, o: Serial(o))
     with pytest.raises(ConfigError, match="power of two"):
         Search(comm, archipelago(3), rastrigin, migration=Migration("hypercube"))
     with pytest.raises(ConfigError, match="joins 5 islands, but there are 3"):
@@ -268,3 +278,40 @@ def test_asynchronous_islands_fail_together(comm, tmp_path):
     (tmp_path / "log").write_text("{}")
     with pytest.raises(DataError, match="no migration log"):
         MigrationLog.load(tmp_path / "log")
+
+
+def problem_of(name):
+    """A space, an objective and options that an algorithm can work with."""
+    options = {"lshade": {"budget": 2000}}.get(name, {})
+    if name == "mmas":
+        cities = np.random.default_rng(0).random((9, 2))
+        away = np.linalg.norm(cities[:, None] - cities, axis=2)
+        tour = Vectorised(lambda x: away[x.astype(int), np.roll(x, -1, 1).astype(int)].sum(1))
+        return Space(Permutation(9)), tour, options
+    if name == "binary-pso":
+        return Space(Binary(12)), Scalar(lambda row: abs(row.sum() - 4)), options
+    if name == "nsga2":
+        both = Scalar(lambda row: [row[0] ** 2, (row[0] - 1) ** 2 + row[1] ** 2], outputs=2)
+        return SPACE, both, options
+    return SPACE, Scalar(patchy), options
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_on_islands_resumes_to_the_bit(comm, shared, everywhere, name):
+    space, objective, options = problem_of(name)
+
+    def states(folder, generations, resume=False):
+        islands = make_islands(name, space, 2, seed=5, **options)
+        search = Search(comm, islands, objective, migration=Migration(interval=3))
+        search.run(Budget(generations=generations), every=4, resume=resume,
+                   checkpoints=Checkpoints(shared / folder, comm))  # fmt: skip
+        search.free()
+        found = Checkpoints(shared / folder, comm).load()
+        kept = [flatten(found.state(f"island-{i:05d}")["algorithm"]) for i in range(2)]
+        return [{key: np.asarray(v).tolist() for key, v in leaves.items()} for leaves in kept]
+
+    expected = states("whole", 10)
+    states("parts", 4)
+    resumed = states("parts", 10, resume=True)
+    everywhere([] if str(resumed) == str(expected) else [f"{resumed} is not {expected}"])
+    assert expected[0]["evaluations"] > 0

@@ -254,8 +254,8 @@ def test_auto_switches_to_dense_where_that_is_less(world, k, scheme):
 
 @pytest.mark.mpi(min_size=4)
 def test_auto_splits_where_the_ranks_agree_on_the_indices(world):
-    n, k = 100_000, 1000
-    with Communicator(world) as comm:
+    n, k = 1_000_000, 100_000
+    with Communicator(world, node_size=1) as comm:
         message = encoded(sparse(0, n, k), n)  # the same on all ranks
         dense = np.empty(n, np.float32)
         assert sparse_allreduce(comm, message, dense).scheme == "allgather"  # nothing known yet

@@ -1,5 +1,6 @@
 """A measured table: the same on all ranks, and what auto then uses."""
 
+import numpy as np
 import pytest
 
 from paropt_hpc.comm import Communicator
@@ -16,6 +17,9 @@ def test_measure(world, everywhere):
         chosen = [table.choose(n, comm.shape) for n in (8, 64, 4096, 10**6)]
         names = ("mpi", *comm.shape.algorithms())
     faults = [] if all(name in ALGORITHMS for name in chosen) else [f"chose {chosen}"]
+    link = table.link(comm.shape)
+    if link is None or not (1e-8 < link.latency < 10 and 1e3 < link.bandwidth < 1e13):
+        faults.append(f"a link of {link}")
     if any(other != table for other in world.allgather(table)):
         faults.append("another table on another rank")
     if [nbytes for nbytes, _ in seen] != [64, 4096] or any(set(t) != set(names) for _, t in seen):
@@ -34,6 +38,21 @@ def test_auto_uses_the_table_that_rank_0_finds(world, everywhere, tmp_path, monk
     with Communicator(world) as comm:
         chosen = comm._choose("auto", 4_000_000)
     everywhere([] if chosen == "recursive_doubling" else [f"chose {chosen}"])
+
+
+def test_a_table_holds_for_the_short_way_too(world, everywhere, tmp_path, monkeypatch):
+    rows = [(4000, "shared"), (10**9, "ring")]
+    Table({f"{world.size} x 1 x 1": rows}).save(tmp_path / "table.json")
+    monkeypatch.setenv("PAROPT_TUNING", str(tmp_path / "table.json"))
+    faults = []
+    with Communicator(world, check=False) as comm:
+        for n in (1000, 1001):
+            before = comm.memory_bytes
+            comm.allreduce(np.zeros(n, np.float32), "sum")
+            # Only the ring needs a workspace of its own.
+            if (comm.memory_bytes > before) != (n > 1000):
+                faults.append(f"{n} floats: not what the table says")
+    everywhere(faults)
 
 
 def test_a_bad_table_is_an_error_on_every_rank(world, tmp_path, monkeypatch):

@@ -101,3 +101,23 @@ def test_the_example_of_tuning(tmp_path):
     said = paropt("tune", "examples/tune_digits.toml", *(f"--set={s}" for s in few), ranks=3)
     assert "train.batch" in said
     assert len((tmp_path / "run" / "trials.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_salesman_goes_round_the_circle(tmp_path):
+    few = [f"run.dir={tmp_path}/run", "run.plots=false"]
+    paropt("optimize", "examples/salesman.toml", *(f"--set={s}" for s in few), ranks=2)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["best_f"], summary["reason"]) == (6264, "target")
+
+
+def test_thresholds_are_those_of_trying_all():
+    found, exact = mpiexec(2, "-m", "mpi4py", EXAMPLES / "thresholds.py").splitlines()
+    assert found.removeprefix("thresholds ") == exact.removeprefix("exhaustive ")
+
+
+@pytest.mark.parametrize("algorithm", ["binary-pso", "ga"])
+def test_some_features_are_better_than_all(algorithm):
+    few = ["--algorithm", algorithm, "--generations", "4"]
+    said = mpiexec(2, "-m", "mpi4py", EXAMPLES / "feature_selection.py", *few).splitlines()
+    everything, chosen = (float(line.rpartition(" ")[2]) for line in said[:2])
+    assert chosen < everything

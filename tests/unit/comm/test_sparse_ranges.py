@@ -6,12 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paropt_hpc.comm.sparse_ranges import (
+    Load,
     choose_scheme,
     expected_union,
     range_bounds,
     sample_count,
     sample_positions,
 )
+from paropt_hpc.comm.tuning import CostModel, Link, Shape
 
 
 def bounds_of(n, lists):
@@ -79,25 +81,54 @@ def test_equal_widths_where_nothing_is_known():
     assert bounds_of(8, [[], [], [], []]).tolist() == [0, 2, 4, 6, 8]
 
 
-def scheme(n, k, ranks, union=None, entry=5):
+FAST = Link(2e-6, 12.5e9)
+SLOW = Link(2e-5, 1e8 / 8)
+
+
+def scheme(n, k, ranks, link=SLOW, union=None, entry=5):
     counts = np.full(ranks, k)
     union = expected_union(n, counts) if union is None else union
-    return choose_scheme(n, counts, counts * entry, 4, union)
+    model = CostModel(link_latency=link.latency, link_bandwidth=link.bandwidth)
+    shape = Shape(ranks, ranks, 1, 1, shares_memory=False)
+    dense = model.seconds(model.choose(4 * n, shape), 4 * n, shape)
+    return choose_scheme(Load(counts, counts * entry, union), link, dense)
 
 
-def test_scheme_with_the_fewest_bytes():
+def test_scheme_of_long_messages_is_that_of_the_fewest_bytes():
     assert scheme(10**7, 10**5, 2) == "allgather"
-    assert scheme(10**7, 10**5, 16) == "allgather"
     # The indices of all ranks are the same: a split sends 1.9 k instead of 15 k.
     assert scheme(10**7, 10**5, 16, union=10**5) == "split"
     # Dense sends 8/P bytes for every element, the all-gather 5 for every entry: at P = 2 they
     # meet at a density of 4/5.
-    assert scheme(1000, 799, 2) == "allgather"
-    assert scheme(1000, 801, 2) == "dense"
+    assert scheme(10**6, 799_000, 2) == "allgather"
+    assert scheme(10**6, 801_000, 2) == "dense"
     # Where the union fills the vector, a split still saves the first half of a dense ring.
     assert scheme(10**6, 10**5, 64) == "split"
     assert scheme(10**6, 9 * 10**5, 64) == "dense"
-    assert scheme(0, 0, 4) == "dense"
+
+
+def test_scheme_of_short_messages_is_that_of_the_fewest_rounds():
+    # A split saves 13 us of 15 at 12.5 GB/s, and takes 20 messages more.
+    assert scheme(10**7, 3000, 16, FAST, union=3000) == "allgather"
+    assert scheme(10**7, 3000, 16, SLOW, union=3000) == "split"
+    # A dense vector of a kilobyte goes round in as many rounds, and a sparse one is shorter.
+    assert scheme(256, 2, 16, FAST) == "allgather"
+    assert scheme(0, 0, 4) in ("allgather", "dense")
+
+
+@pytest.mark.parametrize("scheme_", ["allgather", "split"])
+def test_predicted_seconds(scheme_):
+    """Between a dense time just below and just above what the table of the module says."""
+    a, b, ranks, m, u = 1e-3, 1e6, 8, 40_000, 2500
+    counts = np.full(ranks, 5000)  # eight bytes an entry
+    union = u if scheme_ == "split" else 10**9
+    seconds = {
+        "allgather": 3 * a + 7 * m / b,
+        "split": (7 + 9) * a + 7 / 8 * (m + 8 * u) / b,
+    }[scheme_]
+    load = Load(counts, np.full(ranks, m), union)
+    assert choose_scheme(load, Link(a, b), 1.001 * seconds) == scheme_
+    assert choose_scheme(load, Link(a, b), 0.999 * seconds) == "dense"
 
 
 def test_union_of_independent_choices():

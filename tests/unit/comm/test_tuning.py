@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from paropt_hpc.comm.tuning import CostModel, Shape, Table, table_path
+from paropt_hpc.comm.tuning import CostModel, Link, Shape, Table, table_path
 from paropt_hpc.errors import ConfigError
 
 
@@ -69,6 +69,28 @@ def test_table_chooses_by_size_and_only_for_its_shape(tmp_path):
     assert table.choose(8, shape(1, 3, shares_memory=True)) is None
     # What was measured where memory was shared is of no use where it is not.
     assert table.choose(8, shape(1, 4)) is None
+
+
+def test_how_far_an_algorithm_is_chosen():
+    here = shape(1, 4, shares_memory=True)
+    rows = [(10, "shared"), (100, "shared"), (1000, "ring"), (5000, "shared")]
+    assert Table({"4 x 1 x 1": rows}).reach("shared", here) == 100
+    assert Table({"4 x 1 x 1": rows}).reach("ring", here) == 0
+    assert Table({"4 x 1 x 1": rows[:2]}).reach("shared", here) is None
+    assert Table({}).reach("shared", here) is None
+
+
+def test_what_was_measured_of_the_link_is_kept_and_used(tmp_path):
+    table = Table({"4 x 4 x 1": [(1, "ring")]}, {"4 x 4 x 1": Link(1e-3, 1e6)})
+    table.save(tmp_path / "table.json")
+    link = Table.load(tmp_path / "table.json").link(shape(4))
+    assert link == Link(1e-3, 1e6)
+    assert Table({}).link(shape(4)) is None
+    for here in (shape(4), shape(1, 4), shape(2, 2)):
+        assert CostModel().measured(link, here).link(here) == link
+    assert CostModel().measured(link, shape(4)).seconds("ring", 10**6, shape(4)) == (
+        pytest.approx(6e-3 + 1.5)
+    )
 
 
 def test_merging_keeps_the_other_shapes():

@@ -1,19 +1,40 @@
 """What every algorithm promises, for each that is registered."""
 
 import copy
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.metaheuristics import ALGORITHMS, Real, Space, make
+from paropt_hpc.metaheuristics import ALGORITHMS, Real, Space, function, make
 
 SPACE = Space(Real(-3, 5, size=4))
-REAL = ["de"]
+REAL = [
+    "bipop-cmaes",
+    "cmaes",
+    "de",
+    "ga",
+    "ipop-cmaes",
+    "jde",
+    "lshade",
+    "pso",
+    "sa",
+    "sep-cmaes",
+    "tempering",
+]
+OPTIONS = {"lshade": {"population": 30, "budget": 4000}, "sa": {"steps": 800}}
+# How many times the generations of others it takes.
+LONGER = {"sa": 10, "tempering": 10}
+OTHERS = {"binary-pso", "mmas", "nsga2"}  # tested in files of their own
 
 
 def sphere(x):
     return ((x - 1) ** 2).sum(axis=1)
+
+
+def new(name, **options):
+    return make(name, SPACE, **OPTIONS.get(name, {}), **options)
 
 
 def run(algorithm, generations, objective=sphere):
@@ -35,7 +56,7 @@ def name(request):
 
 
 def test_finds_the_minimum(name):
-    algorithm = run(make(name, SPACE, seed=3), 150)
+    algorithm = run(new(name, seed=3), 150 * LONGER.get(name, 1))
     assert algorithm.best_f < 1e-3
     np.testing.assert_allclose(algorithm.best_x, 1, atol=0.05)
     assert algorithm.best_f == sphere(algorithm.best_x[None])[0]
@@ -43,7 +64,7 @@ def test_finds_the_minimum(name):
 
 
 def test_asks_for_rows_within_bounds(name):
-    algorithm = make(name, SPACE, seed=1)
+    algorithm = new(name, seed=1)
     for _ in range(30):
         x = algorithm.ask()
         assert x.dtype == np.float64
@@ -54,13 +75,13 @@ def test_asks_for_rows_within_bounds(name):
 
 
 def test_asking_twice_returns_the_same(name):
-    algorithm = run(make(name, SPACE, seed=1), 5)
+    algorithm = run(new(name, seed=1), 5)
     first = algorithm.ask().copy()
     np.testing.assert_array_equal(algorithm.ask(), first)
 
 
 def test_the_seed_decides(name):
-    a, b, c = (run(make(name, SPACE, seed=seed), 10) for seed in (7, 7, 8))
+    a, b, c = (run(new(name, seed=seed), 10) for seed in (7, 7, 8))
     check_same(a.state_dict(), b.state_dict())
     assert not np.array_equal(a.ask(), c.ask())
 
@@ -68,11 +89,11 @@ def test_the_seed_decides(name):
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("generations", [0, 1, 7])
 def test_a_resumed_run_equals_an_uninterrupted_one(name, generations, asked):
-    algorithm = run(make(name, SPACE, seed=5), generations)
+    algorithm = run(new(name, seed=5), generations)
     if asked:
         algorithm.ask()
     state = copy.deepcopy(algorithm.state_dict())
-    resumed = make(name, SPACE, seed=5)
+    resumed = new(name, seed=5)
     resumed.load_state_dict(state)
     run(algorithm, 8)
     run(resumed, 8)
@@ -80,13 +101,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, generations, asked):
 
 
 def test_the_state_is_plain(name):
-    state = run(make(name, SPACE, seed=5), 3).state_dict()
+    state = run(new(name, seed=5), 3).state_dict()
     plain = (np.ndarray, str, int, float, bool, type(None), dict)
     assert all(isinstance(value, plain) for value in state.values())
 
 
 def test_a_state_of_another_algorithm_is_refused(name):
-    algorithm = make(name, SPACE)
+    algorithm = new(name)
     state = algorithm.state_dict()
     with pytest.raises(ValueError, match="state must be of"):
         algorithm.load_state_dict({**state, "algorithm": "other"})
@@ -94,8 +115,8 @@ def test_a_state_of_another_algorithm_is_refused(name):
 
 def test_failed_evaluations_never_lose_the_best(name):
     rng = np.random.default_rng(0)
-    algorithm, seen = make(name, SPACE, seed=2), []
-    for _ in range(60):
+    algorithm, seen = new(name, seed=2), []
+    for _ in range(60 * LONGER.get(name, 1)):
         x = algorithm.ask()
         f = sphere(x)
         f[rng.random(len(f)) < 0.25] = rng.choice([np.nan, np.inf, -np.inf])
@@ -107,18 +128,18 @@ def test_failed_evaluations_never_lose_the_best(name):
 
 
 def test_survives_generations_without_any_success(name):
-    algorithm = make(name, SPACE, seed=2)
+    algorithm = new(name, seed=2)
     for _ in range(3):
         x = algorithm.ask()
         algorithm.tell(x, np.full(len(x), np.nan))
     assert algorithm.best_x is None
     assert algorithm.best_f == np.inf
-    run(algorithm, 150)
+    run(algorithm, 150 * LONGER.get(name, 1))
     assert algorithm.best_f < 1e-2
 
 
 def test_takes_immigrants(name):
-    algorithm = run(make(name, SPACE, seed=2), 3)
+    algorithm = run(new(name, seed=2), 3)
     best = np.full((1, 4), 1.0)
     algorithm.inject(best, [0.0])
     assert algorithm.best_f == 0
@@ -130,8 +151,8 @@ def test_takes_immigrants(name):
 
 
 def test_feasible_points_come_first(name):
-    algorithm = make(name, SPACE, seed=4)
-    for _ in range(150):
+    algorithm = new(name, seed=4)
+    for _ in range(150 * LONGER.get(name, 1)):
         x = algorithm.ask()
         algorithm.tell(x, sphere(x), np.maximum(2 - x[:, 0], 0))  # x0 >= 2
     assert algorithm.best_violation == 0
@@ -140,7 +161,7 @@ def test_feasible_points_come_first(name):
 
 
 def test_wrong_shapes_are_refused_and_change_nothing(name):
-    algorithm = run(make(name, SPACE, seed=4), 2)
+    algorithm = run(new(name, seed=4), 2)
     before = algorithm.state_dict()
     x = algorithm.ask()
     for wrong in [
@@ -154,8 +175,48 @@ def test_wrong_shapes_are_refused_and_change_nothing(name):
     check_same(before, algorithm.state_dict())
 
 
+@pytest.mark.parametrize("name", ["de", "ga", "jde", "pso"])
+def test_a_large_population_is_held_at_most_four_times(name):
+    size, space = 20000, Space(Real(-3, 5, size=30))
+    one = size * 30 * 8
+    tracemalloc.start()
+    algorithm = make(name, space, population=size)
+    f = np.arange(size, dtype=float)
+    for _ in range(3):
+        algorithm.tell(algorithm.ask(), f)
+    algorithm.advance(function("sphere"), 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4.3 * one  # values and indices are the rest
+
+
+NATIVE = [
+    ("de", {}),
+    ("de", {"mutation": "best/1"}),
+    ("de", {"mutation": "current-to-best/1", "population": 7}),
+    ("ga", {}),
+    ("ga", {"crossover": "blend", "mutation": "gaussian", "population": 11}),
+    ("ga", {"survival": "generational", "elite": 3, "tournament": 3}),
+    ("pso", {}),
+    ("pso", {"neighbourhood": "ring", "bounds": "absorb"}),
+    ("pso", {"neighbourhood": "von-neumann", "bounds": "periodic", "population": 12}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), NATIVE)
+def test_native_generations_equal_asking_and_telling(name, options):
+    rastrigin = function("rastrigin")
+    native, by_hand = (make(name, SPACE, seed=6, **options) for _ in range(2))
+    native.advance(rastrigin, 20)
+    run(by_hand, 20, rastrigin)
+    check_same(native.state_dict(), by_hand.state_dict())
+    native.advance(rastrigin, 7)
+    by_hand.advance(lambda x: rastrigin(x), 7)
+    check_same(native.state_dict(), by_hand.state_dict())
+
+
 def test_all_real_algorithms_are_tested():
-    assert set(REAL) <= set(ALGORITHMS)
+    assert set(REAL) | OTHERS == set(ALGORITHMS)
 
 
 def test_unknown_names_and_options_are_refused():

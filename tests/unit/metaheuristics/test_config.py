@@ -1,7 +1,9 @@
 """Settings of searches and tunings: what is wrong is named before anything runs."""
 
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paropt_hpc.comm import SerialCommunicator
@@ -81,6 +83,21 @@ def test_what_is_missing(folder):
         build(folder, "budget.seconds=1.0", "objective.command=./none {x}")
     with pytest.raises(DataError, match=r"cannot read none\.tsp"):
         build(folder, "budget.seconds=1.0", "objective.tsplib=none.tsp")
+
+
+def test_benchmarks_and_tours(folder):
+    text = "[objective]\nbenchmark = 'rastrigin'\ndimension = 7\n[budget]\ngenerations = 5\n"
+    (folder / "search.toml").write_text(text)
+    objective, islands = build(folder, "islands.count=3", 'algorithm.name=["de", "pso"]')
+    assert [one.name for one in islands] == ["de", "pso", "de"]
+    assert islands[0].space.dimension == 7
+    assert objective(np.zeros((2, 7))).f.tolist() == [0.0, 0.0]
+    (folder / "search.toml").write_text("[budget]\ngenerations = 5\n")
+    cities = Path(__file__).parents[3] / "examples" / "circle24.tsp"
+    for name in ("ga", "mmas"):
+        tour = f"objective.tsplib={cities}"
+        objective, (algorithm,) = build(folder, tour, f"algorithm.name={name}")
+        assert (objective(algorithm.ask()).f >= 6264).all()
 
 
 TUNE = """

@@ -1,0 +1,245 @@
+#include "population.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "common.hpp"
+#include "stream.hpp"
+
+namespace paropt {
+namespace {
+
+// The vectors of a trial: three different members, none of them the challenged one.
+struct DePick {
+  const double *own, *base, *plus, *minus;
+  std::uint32_t column;  // that is always crossed over
+
+  PAROPT_ALWAYS_INLINE DePick(const DifferentialEvolution& de, Stream s, const double* x,
+                              std::size_t i) {
+    const std::size_t d = de.box.d, n = de.n;
+    const auto me = static_cast<std::uint32_t>(i);
+    own = x + i * d;
+    column = below(s, 0, d);
+    std::uint32_t a = below(s, 1, n - 1);
+    a += a >= me;
+    std::uint32_t low = std::min(a, me), high = std::max(a, me);
+    plus = x + a * d;
+    const bool random_base = de.mutation == Mutation::rand_1;
+    if (random_base) {
+      std::uint32_t r = below(s, 2, n - 2);
+      r += r >= low;
+      r += r >= high;
+      base = x + r * d;
+      const std::uint32_t most = std::max(high, r), least = std::min(low, r);
+      std::uint32_t c = below(s, 3, n + de.archived - 3);
+      c += c >= least;
+      c += c >= low + high + r - most - least;
+      c += c >= most;
+      minus = c < n ? x + c * d : de.archive + (c - n) * d;
+    } else {
+      base = x + de.guides[below(s, 2, de.guided)] * d;
+      std::uint32_t c = below(s, 3, n + de.archived - 2);
+      c += c >= low;
+      c += c >= high;
+      minus = c < n ? x + c * d : de.archive + (c - n) * d;
+    }
+  }
+};
+
+constexpr double kE = 2.718281828459045;
+constexpr double kLog2E = 1.4426950408889634;
+constexpr double kLn2High = 0x1.62e42fee00000p-1, kLn2Low = 0x1.a39ef35793c76p-33;
+
+// (-1)^k pi^(2k + 1) / (2k + 1)!
+constexpr double kSinPi[] = {
+    3.141592653589793,     -5.16771278004997,       2.5501640398773455,     -0.5992645293207921,
+    0.08214588661112823,   -0.0073704309457143504,  0.00046630280576761255, -2.1915353447830217e-05,
+    7.952054001475513e-07, -2.2948428997269873e-08, 5.392664662608127e-10};
+constexpr double kInverseFactorial[] = {1.0,
+                                        1.0,
+                                        1.0 / 2,
+                                        1.0 / 6,
+                                        1.0 / 24,
+                                        1.0 / 120,
+                                        1.0 / 720,
+                                        1.0 / 5040,
+                                        1.0 / 40320,
+                                        1.0 / 362880,
+                                        1.0 / 3628800,
+                                        1.0 / 39916800,
+                                        1.0 / 479001600,
+                                        1.0 / 6227020800};
+
+}  // namespace
+}  // namespace paropt
+
+#define PAROPT_LOOPS "population_loops.hpp"
+#include "foreach_isa.hpp"
+
+namespace paropt {
+namespace {
+
+// Numbers below which waking a second thread costs more than it saves.
+constexpr std::size_t kGrain = 1 << 17;
+constexpr std::size_t kRows = 64;  // a thread's share is made of so many
+
+// Call rows(first, last) for parts of m rows of d numbers, by as many threads as are worth it.
+template <class Rows>
+void for_rows(std::size_t m, std::size_t d, Rows rows) {
+  const int threads = threads_for(m * d, kGrain);
+  if (threads == 1) return rows(std::size_t{0}, m);
+  const std::size_t parts = ceil_div(m, kRows);
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (std::size_t part = 0; part < parts; ++part) {
+    rows(part * kRows, std::min(m, (part + 1) * kRows));
+  }
+}
+
+std::uint32_t first_smallest(const double* f, std::size_t n) {
+  return static_cast<std::uint32_t>(std::min_element(f, f + n) - f);
+}
+
+// The member whose best each particle follows; the first of equal ones.
+void choose_guides(const Swarm& swarm, const double* best_f, std::uint32_t* guide) {
+  if (swarm.neighbouring == 0) {
+    std::fill_n(guide, swarm.n, first_smallest(best_f, swarm.n));
+    return;
+  }
+  for (std::size_t i = 0; i < swarm.n; ++i) {
+    const std::uint32_t* known = swarm.neighbours + i * swarm.neighbouring;
+    guide[i] = *std::min_element(known, known + swarm.neighbouring,
+                                 [=](auto a, auto b) { return best_f[a] < best_f[b]; });
+  }
+}
+
+}  // namespace
+
+std::uint64_t generation_key(std::uint64_t key, std::uint64_t generation) {
+  return mix(key ^ mix(generation + 0x9e3779b97f4a7c15));
+}
+
+void evaluate(Objective objective, const double* x, std::size_t m, std::size_t d, double* f) {
+  for_rows(m, d, [=](std::size_t first, std::size_t last) {
+    PAROPT_DISPATCH(evaluate_rows(objective, x + first * d, last - first, d, f + first));
+  });
+}
+
+void normals(std::uint64_t key, std::size_t m, std::size_t d, double* out) {
+  for_rows(m, d, [=](std::size_t first, std::size_t last) {
+    PAROPT_DISPATCH(normal_rows(key, d, out, first, last));
+  });
+}
+
+void take_better(double* x, double* f, const double* other, const double* other_f, std::size_t n,
+                 std::size_t d, bool strict) {
+  for_rows(n, d, [=](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) {
+      if (strict ? other_f[i] < f[i] : other_f[i] <= f[i]) {
+        f[i] = other_f[i];
+        std::memcpy(x + i * d, other + i * d, d * sizeof(double));
+      }
+    }
+  });
+}
+
+void de_trials(const DifferentialEvolution& de, std::uint64_t key, const double* x, double* trial) {
+  for_rows(de.n, de.box.d, [&, key, x, trial](std::size_t first, std::size_t last) {
+    PAROPT_DISPATCH(de_rows(de, key, x, trial, first, last));
+  });
+}
+
+void de_run(DifferentialEvolution de, Objective objective, std::uint64_t key,
+            std::uint64_t generation, std::size_t generations, double* x, double* f, double* trial,
+            double* trial_f) {
+  std::uint32_t best = 0;
+  de.guides = &best;
+  de.guided = 1;
+  for (std::size_t g = 0; g < generations; ++g) {
+    if (de.mutation != Mutation::rand_1) best = first_smallest(f, de.n);
+    de_trials(de, generation_key(key, generation + g), x, trial);
+    evaluate(objective, trial, de.n, de.box.d, trial_f);
+    take_better(x, f, trial, trial_f, de.n, de.box.d, false);
+  }
+}
+
+void swarm_move(const Swarm& swarm, std::uint64_t key, const double* best_x, const double* best_f,
+                double* x, double* v, std::uint32_t* guide) {
+  choose_guides(swarm, best_f, guide);
+  for_rows(swarm.n, swarm.box.d, [&, key, x, v](std::size_t first, std::size_t last) {
+    PAROPT_DISPATCH(swarm_rows(swarm, key, best_x, guide, x, v, first, last));
+  });
+}
+
+void swarm_run(const Swarm& swarm, Objective objective, std::uint64_t key, std::uint64_t generation,
+               std::size_t generations, double* x, double* v, double* best_x, double* best_f,
+               double* f, std::uint32_t* guide) {
+  for (std::size_t g = 0; g < generations; ++g) {
+    evaluate(objective, x, swarm.n, swarm.box.d, f);
+    take_better(best_x, best_f, x, f, swarm.n, swarm.box.d, true);
+    swarm_move(swarm, generation_key(key, generation + g), best_x, best_f, x, v, guide);
+  }
+}
+
+void ga_parents(const Genetic& ga, std::uint64_t key, const double* f, std::uint32_t* parents) {
+  const Stream s(key, std::uint64_t{1} << 40);
+  std::uint32_t draw = 0;
+  for (std::size_t i = 0; i < ga.children; ++i) {
+    std::uint32_t winner = below(s, draw++, ga.n);
+    for (std::size_t rival = 1; rival < ga.tournament; ++rival) {
+      const std::uint32_t other = below(s, draw++, ga.n);
+      if (f[other] < f[winner]) winner = other;
+    }
+    parents[i] = winner;
+  }
+}
+
+void ga_children(const Genetic& ga, std::uint64_t key, const double* x,
+                 const std::uint32_t* parents, double* child) {
+  const std::size_t pairs = ceil_div(ga.children, 2);
+  for_rows(pairs, 2 * ga.box.d, [&, key, x, parents](std::size_t first, std::size_t last) {
+    PAROPT_DISPATCH(ga_rows(ga, key, x, parents, child, first, last));
+  });
+}
+
+void ga_survive(const Genetic& ga, double* x, double* f, const double* child, const double* child_f,
+                std::uint32_t* rank) {
+  const std::size_t n = ga.n, d = ga.box.d, rivals = ga.truncation ? n + ga.children : n;
+  const std::size_t kept = ga.truncation ? n : ga.elite;
+  const auto value = [=](std::uint32_t i) { return i < n ? f[i] : child_f[i - n]; };
+  for (std::size_t i = 0; i < rivals; ++i) rank[i] = static_cast<std::uint32_t>(i);
+  std::nth_element(rank, rank + kept, rank + rivals, [&](std::uint32_t a, std::uint32_t b) {
+    const double va = value(a), vb = value(b);
+    return va < vb || (va == vb && a < b);
+  });
+  std::sort(rank, rank + kept);
+  // Children that live: among the ranked ones, or all; they fill the gaps between kept members.
+  const std::uint32_t* keeps = rank;
+  const std::uint32_t* const end = rank + kept;
+  const std::uint32_t* lives = std::lower_bound(keeps, end, static_cast<std::uint32_t>(n));
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (keeps != end && *keeps == i) {
+      ++keeps;
+      continue;
+    }
+    const std::size_t from = ga.truncation ? *lives++ - n : next++;
+    f[i] = child_f[from];
+    std::memcpy(x + i * d, child + from * d, d * sizeof(double));
+  }
+}
+
+void ga_run(const Genetic& ga, Objective objective, std::uint64_t key, std::uint64_t generation,
+            std::size_t generations, double* x, double* f, double* child, double* child_f,
+            std::uint32_t* parents, std::uint32_t* rank) {
+  for (std::size_t g = 0; g < generations; ++g) {
+    const std::uint64_t now = generation_key(key, generation + g);
+    ga_parents(ga, now, f, parents);
+    ga_children(ga, now, x, parents, child);
+    evaluate(objective, child, ga.children, ga.box.d, child_f);
+    ga_survive(ga, x, f, child, child_f, rank);
+  }
+}
+
+}  // namespace paropt

@@ -1,0 +1,262 @@
+"""The population kernels equal their NumPy twin in every bit, on every instruction set."""
+
+import numpy as np
+import pytest
+
+from paropt_hpc.kernels import backend, reference
+
+SIZES = [(4, 1), (5, 2), (7, 7), (8, 8), (9, 9), (33, 16), (100, 30)]
+BIG = (4099, 64)  # enough numbers for two threads
+
+
+def kernel():
+    return backend.implementation()
+
+
+def population(n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    lower, upper = -rng.uniform(0.5, 5, d), rng.uniform(0.5, 5, d)
+    return rng.uniform(lower, upper, (n, d)), lower, upper
+
+
+def check_twins(name, inputs, outputs):
+    """Call a kernel and its twin on the same arguments; outputs must be equal to the bit."""
+    mine = [array.copy() for array in outputs]
+    theirs = [array.copy() for array in outputs]
+    getattr(kernel(), name)(*inputs, *mine)
+    getattr(reference, name)(*inputs, *theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+    return mine
+
+
+@pytest.mark.parametrize("objective", range(4))
+@pytest.mark.parametrize(("n", "d"), [*SIZES, BIG, (0, 3)])
+def test_objectives(path, objective, n, d):
+    x, _, _ = population(n, d)
+    check_twins("evaluate", (objective, x), [np.zeros(n)])
+
+
+@pytest.mark.parametrize("d", [1, 2, 30])
+def test_objectives_have_the_values_of_their_formulas(path, d):
+    x, _, _ = population(50, d)
+    two_pi = 2 * np.pi
+    cos = np.cos(two_pi * x)
+    expected = [
+        (x * x).sum(axis=1),
+        (x * x - 10 * cos + 10).sum(axis=1),
+        (100 * (x[:, 1:] - x[:, :-1] ** 2) ** 2 + (1 - x[:, :-1]) ** 2).sum(axis=1),
+        20 - 20 * np.exp(-0.2 * np.sqrt((x * x).mean(axis=1))) + np.e - np.exp(cos.mean(axis=1)),
+    ]
+    for objective, values in enumerate(expected):
+        f = np.empty(50)
+        kernel().evaluate(objective, x, f)
+        np.testing.assert_allclose(f, values, rtol=1e-13, atol=1e-13)
+        kernel().evaluate(objective, np.full((1, d), float(objective == 2)), f[:1])
+        assert f[0] == 0
+
+
+def test_elementary_functions_are_accurate():
+    x = np.random.default_rng(1).uniform(0, 1, 10000)
+    np.testing.assert_allclose(reference_of("_log")(x), np.log(x), rtol=4e-16, atol=1e-16)
+    np.testing.assert_allclose(reference_of("_exp")(40 - 80 * x), np.exp(40 - 80 * x), rtol=5e-15)
+    y = x - 0.5
+    np.testing.assert_allclose(reference_of("_sinpi")(y), np.sin(np.pi * y), rtol=1e-15, atol=0)
+
+
+def reference_of(name):
+    from paropt_hpc.kernels import reference_population
+
+    return getattr(reference_population, name)
+
+
+@pytest.mark.parametrize(("n", "d"), [*SIZES, BIG])
+def test_normals(path, n, d):
+    check_twins("normals", (123,), [np.zeros((n, d))])
+
+
+def test_normals_are_normal_and_independent(path):
+    z = np.empty((2000, 50))
+    kernel().normals(7, z)
+    assert abs(z.mean()) < 0.01
+    assert abs(z.std() - 1) < 0.01
+    assert abs((z**4).mean() - 3) < 0.05
+    assert abs((np.abs(z) > 1.96).mean() - 0.05) < 0.003
+    off_diagonal = np.corrcoef(z.T) - np.eye(50)
+    assert np.abs(off_diagonal).max() < 0.1  # 4.5 standard deviations of 2000 samples
+    assert abs(np.corrcoef(z[:-1].ravel(), z[1:].ravel())[0, 1]) < 0.015
+
+
+def test_uniform_numbers_are_uniform():
+    streams = reference_of("streams")(99, np.arange(1000))
+    u = reference_of("_uniforms")(streams, 64)
+    counts = np.histogram(u, bins=100, range=(0, 1))[0]
+    assert ((counts - 640.0) ** 2 / 640).sum() < 160  # chi-square with 99 degrees: 1 in 10000
+    assert np.abs(np.corrcoef(u.T) - np.eye(64)).max() < 0.16
+    assert len(np.unique(u)) > 0.9999 * u.size
+
+
+def test_the_key_of_a_generation_is_the_same_by_all_paths(path):
+    for key, generation in [(0, 0), (2**64 - 1, 5), (12345, 2**40)]:
+        mine = kernel().generation_key(key, generation)
+        assert mine == reference.generation_key(key, generation)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("n", "d"), [*SIZES, BIG])
+def test_take_better(path, n, d, strict):
+    rng = np.random.default_rng(n)
+    x, other = rng.random((2, n, d))
+    f, other_f = rng.integers(0, 3, (2, n)).astype(float)
+    f[::3], other_f[::4] = np.inf, np.inf
+    a, b = [x.copy(), f.copy()], [x.copy(), f.copy()]
+    kernel().take_better(*a, other, other_f, strict)
+    reference.take_better(*b, other, other_f, strict)
+    np.testing.assert_array_equal(a[0], b[0])
+    np.testing.assert_array_equal(a[1], b[1])
+
+
+def de_inputs(n, d, mutation, archived):
+    x, lower, upper = population(n, d)
+    rng = np.random.default_rng(5)
+    archive = rng.uniform(lower, upper, (archived, d))
+    guides = np.arange(min(n, 3), dtype=np.uint32)
+    weight, rate = rng.uniform(0.1, 1, n), rng.random(n)
+    return (lower, upper, mutation, archive, guides, weight, rate, 77, x)
+
+
+@pytest.mark.parametrize("archived", [0, 13])
+@pytest.mark.parametrize("mutation", range(3))
+@pytest.mark.parametrize(("n", "d"), [*SIZES, BIG])
+def test_de_trials(path, n, d, mutation, archived):
+    inputs = de_inputs(n, d, mutation, archived)
+    (trial,) = check_twins("de_trials", inputs, [np.zeros((n, d))])
+    assert ((trial >= inputs[0]) & (trial <= inputs[1])).all()
+    assert (trial != inputs[-1]).any(axis=1).mean() > 0.8
+
+
+def test_de_picks_different_members_evenly():
+    n = 5
+    without = reference_of("_without")
+    me = np.arange(n).repeat(4000)
+    rng = np.random.default_rng(0)
+    a = without(rng.integers(n - 1, size=me.size), me)
+    b = without(rng.integers(n - 2, size=me.size), me, a)
+    c = without(rng.integers(n - 3, size=me.size), me, a, b)
+    for one, two in [(me, a), (me, b), (a, b), (me, c), (a, c), (b, c)]:
+        assert (one != two).all()
+    counts = np.bincount(c, minlength=n)
+    assert counts.min() > 0.9 * counts.mean()
+
+
+def swarm_inputs(n, d, neighbouring, bounds):
+    _, lower, upper = population(n, d)
+    rng = np.random.default_rng(2)
+    neighbours = rng.integers(n, size=(n, neighbouring)).astype(np.uint32)
+    fastest = 0.7 * (upper - lower)
+    return (lower, upper, neighbours, fastest, (0.73, 1.5, 1.4), bounds)
+
+
+@pytest.mark.parametrize("bounds", range(3))
+@pytest.mark.parametrize("neighbouring", [0, 3])
+@pytest.mark.parametrize(("n", "d"), [*SIZES, BIG])
+def test_swarm_move(path, n, d, neighbouring, bounds):
+    x, lower, upper = population(n, d)
+    rng = np.random.default_rng(3)
+    best_x, best_f = rng.uniform(lower, upper, (n, d)), rng.random(n)
+    v = rng.standard_normal((n, d)) * (upper - lower)
+    inputs = (*swarm_inputs(n, d, neighbouring, bounds), 9, best_x, best_f)
+    moved, speed, _ = check_twins("swarm_move", inputs, [x, v, np.zeros(n, np.uint32)])
+    assert ((moved >= lower) & (moved <= upper)).all()
+    assert (np.abs(speed) <= 0.7 * (upper - lower)).all()
+
+
+OPERATORS = [((0, 0.9, 15.0), (0, 0.2, 20.0)), ((1, 0.7, 0.5), (1, 0.2, 0.1))]
+
+
+@pytest.mark.parametrize(("crossover", "mutation"), OPERATORS)
+@pytest.mark.parametrize("children", [1, 6, 33, 8001])
+@pytest.mark.parametrize("d", [1, 7, 8, 30])
+def test_ga_children(path, d, children, crossover, mutation):
+    n = 20
+    x, lower, upper = population(n, d)
+    parents = np.random.default_rng(4).integers(n, size=children).astype(np.uint32)
+    inputs = (lower, upper, crossover, mutation, 5, x, parents)
+    (child,) = check_twins("ga_children", inputs, [np.zeros((children, d))])
+    assert ((child >= lower) & (child <= upper)).all()
+
+
+@pytest.mark.parametrize("tournament", [1, 2, 5])
+def test_ga_parents(path, tournament):
+    f = np.random.default_rng(6).integers(0, 30, 50).astype(float)
+    (parents,) = check_twins("ga_parents", (tournament, 3, f), [np.zeros(5000, np.uint32)])
+    expected = (1 - np.arange(51) / 50) ** tournament  # that all rivals are at least the r-th
+    wins = np.bincount(np.argsort(np.argsort(f, kind="stable"))[parents], minlength=50) / 5000
+    assert wins[:10].sum() == pytest.approx(1 - expected[10], abs=0.05)
+
+
+@pytest.mark.parametrize(("elite", "truncation"), [(0, True), (1, False), (0, False), (10, False)])
+def test_ga_survive(path, elite, truncation):
+    n, d = 10, 3
+    m = n if truncation else n - elite
+    rng = np.random.default_rng(8)
+    x, child = rng.random((n, d)), rng.random((m, d))
+    f, child_f = rng.integers(0, 5, n).astype(float), rng.integers(0, 5, m).astype(float)
+    a = [x.copy(), f.copy()]
+    b = [x.copy(), f.copy()]
+    kernel().ga_survive(elite, truncation, *a, child, child_f, np.zeros(n + m, np.uint32))
+    reference.ga_survive(elite, truncation, *b, child, child_f, np.zeros(n + m, np.uint32))
+    np.testing.assert_array_equal(a[0], b[0])
+    np.testing.assert_array_equal(a[1], b[1])
+    rivals = np.concatenate([f, child_f])
+    best = np.sort(rivals)[:n] if truncation else np.sort([*np.sort(f)[:elite], *child_f])
+    np.testing.assert_array_equal(np.sort(a[1]), best)
+
+
+@pytest.mark.parametrize("objective", range(4))
+def test_runs_equal_their_twins(path, objective):
+    n, d, generations = 12, 9, 6
+    x, lower, upper = population(n, d)
+    f, other, other_f = np.full(n, np.inf), np.zeros((n, d)), np.zeros(n)
+    key, first = 21, 3
+    weight, rate = np.full(n, 0.6), np.full(n, 0.8)
+    steps = (objective, key, first, generations)
+    for mutation in range(3):
+        check_twins(
+            "de_run", (lower, upper, mutation, weight, rate, *steps), [x, f, other, other_f]
+        )
+    swarm = swarm_inputs(n, d, 3, 0)[:2]
+    neighbours, fastest = swarm_inputs(n, d, 3, 0)[2:4]
+    guide = np.zeros(n, np.uint32)
+    inputs = (*swarm, neighbours, fastest, (0.73, 1.5, 1.4), 0, *steps)
+    check_twins("swarm_run", inputs, [x, np.zeros((n, d)), x, f, other_f, guide])
+    for crossover, mutation in OPERATORS:
+        inputs = (lower, upper, 1, 2, True, crossover, mutation, *steps)
+        scratch = [np.zeros(n, np.uint32), np.zeros(2 * n, np.uint32)]
+        outputs = [x, np.arange(n, dtype=float), other, other_f]
+        mine = [array.copy() for array in outputs]
+        theirs = [array.copy() for array in outputs]
+        kernel().ga_run(*inputs, *mine, *[s.copy() for s in scratch])
+        reference.ga_run(*inputs, *theirs, *[s.copy() for s in scratch])
+        for a, b in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_wrong_arguments_are_refused_by_native_code():
+    native = backend.native_module()
+    if native is None:
+        pytest.skip("native kernels were not built")
+    x, lower, upper = population(6, 3)
+    with pytest.raises(ValueError, match="shapes"):
+        native.evaluate(0, x, np.zeros(5))
+    with pytest.raises(ValueError, match="out of range"):
+        native.evaluate(9, x, np.zeros(6))
+    with pytest.raises(TypeError):
+        native.evaluate(0, x.astype(np.float32), np.zeros(6))
+    parents = np.full(4, 6, np.uint32)
+    with pytest.raises(ValueError, match="index is out of range"):
+        native.ga_children(lower, upper, (0, 1, 1), (0, 1, 1), 0, x, parents, np.zeros((4, 3)))
+    with pytest.raises(ValueError, match="guide"):
+        native.de_trials(
+            lower, upper, 1, x[:0], np.empty(0, np.uint32), np.ones(6), np.ones(6), 0, x, x.copy()
+        )

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from paropt_hpc.errors import ConfigError
+from paropt_hpc.metaheuristics import (
+    Real,
+    Space,
+    crowding_distance,
+    make,
+    non_dominated_ranks,
+)
+
+
+def schaffer(x):
+    return np.column_stack([x[:, 0] ** 2, (x[:, 0] - 2) ** 2])
+
+
+def zdt1(x):
+    g = 1 + 9 * x[:, 1:].mean(axis=1)
+    return np.column_stack([x[:, 0], g * (1 - np.sqrt(x[:, 0] / g))])
+
+
+@given(
+    f=hnp.arrays(
+        np.float64, st.tuples(st.integers(1, 15), st.integers(2, 3)), elements=st.integers(0, 4)
+    )
+)
+def test_ranks_are_those_of_the_definition(f):
+    rank = non_dominated_ranks(f)
+    for i, one in enumerate(f):
+        worse_than = [rank[j] for j, o in enumerate(f) if (o <= one).all() and (o < one).any()]
+        assert rank[i] == max(worse_than, default=-1) + 1
+
+
+def test_crowding_prefers_the_ends_and_gaps():
+    f = np.array([[0, 10], [1, 6], [2, 5], [10, 0.0]])
+    distance = crowding_distance(f, np.zeros(4, int))
+    np.testing.assert_allclose(distance, [np.inf, 2 / 10 + 5 / 10, 9 / 10 + 6 / 10, np.inf])
+
+
+def test_finds_the_front():
+    algorithm = make("nsga2", Space(Real(-10, 10)), seed=1, population=40)
+    algorithm.advance(schaffer, 40)
+    x, f = algorithm.front()
+    assert len(x) > 30
+    assert (x > -0.05).all()
+    assert (x < 2.05).all()
+    assert np.diff(np.sort(x[:, 0])).max() < 0.3
+    np.testing.assert_array_equal(f, schaffer(x))
+
+
+def test_converges_on_zdt1():
+    algorithm = make("nsga2", Space(Real(0, 1, size=6)), seed=1, population=60)
+    algorithm.advance(zdt1, 150)
+    _, f = algorithm.front()
+    assert np.abs(f[:, 1] - (1 - np.sqrt(f[:, 0]))).mean() < 0.02
+
+
+def test_constraints_failures_and_resume():
+    def run(algorithm, generations):
+        rng = np.random.default_rng(algorithm.generation)
+        for _ in range(generations):
+            x = algorithm.ask()
+            f = schaffer(x)
+            f[rng.random(len(f)) < 0.2] = np.nan
+            algorithm.tell(x, f, np.maximum(1 - x[:, 0], 0))  # x >= 1
+        return algorithm
+
+    algorithm = run(make("nsga2", Space(Real(-10, 10)), seed=1, population=20), 20)
+    resumed = make("nsga2", Space(Real(-10, 10)), seed=1, population=20)
+    resumed.load_state_dict(algorithm.state_dict())
+    run(algorithm, 10)
+    run(resumed, 10)
+    for mine, theirs in zip(algorithm.population(), resumed.population(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    x, f = algorithm.front()
+    assert len(x) > 10
+    assert (x >= 1).all()
+    assert np.isfinite(f).all()
+    algorithm.inject(np.array([[1.5]]), np.array([[2.25, 0.25]]))
+    assert (algorithm.population()[0] == 1.5).any()
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ConfigError, match="objectives must be at least 2"):
+        make("nsga2", Space(Real(0, 1)), objectives=1)
+    algorithm = make("nsga2", Space(Real(0, 1)), objectives=3)
+    x = algorithm.ask()
+    with pytest.raises(ValueError, match="f must have shape"):
+        algorithm.tell(x, np.zeros(len(x)))
+    with pytest.raises(ValueError, match="must have 3 objectives"):
+        algorithm.tell(x, np.zeros((len(x), 2)))

@@ -1,0 +1,32 @@
+import numpy as np
+
+from paropt_hpc.metaheuristics import function, make
+
+
+def test_the_population_shrinks_with_the_budget():
+    rastrigin = function("rastrigin")
+    algorithm = make("lshade", rastrigin.space(5), seed=1, population=50, budget=10000)
+    sizes = []
+    while algorithm.evaluations < 10000:
+        algorithm.advance(rastrigin, 1)
+        sizes.append(algorithm.population_size)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == 50
+    assert sizes[-1] == 4
+    assert algorithm.best_f < 1e-3
+    state = algorithm.state_dict()
+    assert len(state["_archive"]) <= 2.6 * 50
+    resumed = make("lshade", rastrigin.space(5), seed=1, population=50, budget=10000)
+    resumed.load_state_dict(state)
+    np.testing.assert_array_equal(resumed.ask(), algorithm.ask())
+    assert resumed.population_size == 4
+
+
+def test_successes_move_the_memory():
+    sphere = function("sphere")
+    algorithm = make("lshade", sphere.space(5), seed=1, population=50)
+    algorithm.advance(sphere, 50)
+    state = algorithm.state_dict()
+    assert (state["_weights"] != 0.5).all()
+    assert (state["_rates"] != 0.5).all()
+    assert ((state["_weights"] > 0) & (state["_weights"] <= 1)).all()
