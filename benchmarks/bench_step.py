@@ -125,7 +125,7 @@ def our_steps(comm: Any, options: argparse.Namespace, batch: int) -> dict[str, f
     trainer = Trainer(config, comm)
     trainer.gradient = comm.empty(trainer.model.size, trainer.params.dtype)
     trainer.strategy.start(trainer.params)
-    meter = Meter(comm, options.steps, None)
+    meter = Meter(comm, trainer.timeline, options.steps, None)
     model, wire = Stopwatch(), Stopwatch()
     if options.parts:
         model.watch(trainer.model, "loss_and_grad")
