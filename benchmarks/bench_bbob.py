@@ -153,6 +153,9 @@ def main() -> None:
         table.add_row(name, *(f"{row[name]:.3f}" for row in shares.values()))
     Console().print(table)
     if options.json:
+        if options.json.exists():  # of other solvers
+            for d, row in json.loads(options.json.read_text(encoding="utf-8"))["shares"].items():
+                shares[d] = {**row, **shares.get(d, {})}
         result = {"subject": "bbob", "budget": BUDGET, "peers": [*PEERS], "shares": shares}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -6,8 +6,10 @@ found in 50,000 evaluations.
 """
 
 import json
+import os
 import statistics
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 
@@ -185,6 +187,7 @@ def quality(seeds: int, function: str) -> dict[str, float]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    os.chdir(tempfile.mkdtemp())  # pyswarms leaves a log where it runs
     if sys.argv[1:2] == ["--quality"]:
         print(json.dumps(quality(int(sys.argv[2]), sys.argv[3])))
     else:

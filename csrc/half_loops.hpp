@@ -14,23 +14,29 @@ struct Range<BFloat16> {
   static constexpr std::uint32_t kBeyond = 0x7f7f8000, kLargest = 0x7f7f0000;
 };
 
-// The halves of a group whose keys are all below Range<Half>::kBeyond.
+// Write the halves of a group and return its largest key: the halves are right where this is below
+// Range<Half>::kBeyond.
 template <class Half>
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_half(const float* x, std::uint8_t* __restrict out) {
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint32_t encode_half(const float* x,
+                                                             std::uint8_t* __restrict out) {
 #if PAROPT_LEVEL == 2
   const __m512i one = _mm512_set1_epi32(1), below = _mm512_set1_epi32(0x7fff);
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  __m512i most = _mm512_setzero_si512();
   for (std::size_t i = 0; i < kGroup; i += 16) {
+    const __m512i bits = _mm512_loadu_si512(x + i);
+    most = _mm512_max_epu32(most, _mm512_and_si512(bits, magnitude));
     __m256i halves;
     if constexpr (std::is_same_v<Half, Float16>) {
-      halves = _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT);
+      halves = _mm512_cvtps_ph(_mm512_castsi512_ps(bits), _MM_FROUND_TO_NEAREST_INT);
     } else {
-      const __m512i bits = _mm512_loadu_si512(x + i);
       const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
       const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, below), odd);
       halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16));
     }
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i), halves);
   }
+  return _mm512_reduce_max_epu32(most);
 #else
   for (std::size_t i = 0; i < kGroup; i += 8) {
 #if PAROPT_LEVEL == 1
@@ -42,6 +48,7 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_half(const float* x, std::uint8_t
 #endif
     for (std::size_t j = i; j < i + 8; ++j) store(out + 2 * j, rounded<Half>(x[j]).bits);
   }
+  return largest_key(x);
 #endif
 }
 
@@ -83,9 +90,8 @@ PAROPT_TARGET QuantizeCounts quantize_half(const float* values, float* residual,
     const std::size_t part = count - first < kGroup ? count - first : kGroup;
     float* rest = residual == nullptr ? nullptr : residual + first;
     const float* acc = accumulate(values + first, rest, part, room);
-    if (__builtin_expect(largest_key(acc) < Range<Half>::kBeyond, 1)) {
-      encode_half<Half>(acc, out);
-    } else {
+    const std::uint32_t most = encode_half<Half>(acc, out);
+    if (__builtin_expect(most >= Range<Half>::kBeyond, 0)) {
       encode_wild_half<Half>(acc, out, counts);
     }
     if (rest == nullptr) continue;

@@ -80,7 +80,8 @@ class CMAES(Algorithm):
     space, seed, constraints
         See `Algorithm`.
     population : int, optional
-        Samples of a generation, at least 4; by default 4 + floor(3 log n), equation 48.
+        Samples of a generation, at least 4; by default 4 + floor(3 log n), equation 48, and half as
+        many more with restarts.
     sigma : float
         First standard deviation, as a share of the range of a column.
     start : array_like, shape (dimension,) or (2, dimension), optional
@@ -91,6 +92,9 @@ class CMAES(Algorithm):
         ``ipop``: a new run with twice the samples (A. Auger and N. Hansen, CEC 2005). ``bipop``: by
         turns such a run and short ones with few samples and a small sigma, with the same share of
         the evaluations each (N. Hansen, GECCO workshop on BBOB 2009).
+    tolerance : float, optional
+        A run ends when values have changed by no more than this for some generations; by default
+        1e-9 with restarts, where another run is worth more than digits, and 0 without.
     """
 
     _state: ClassVar[tuple[str, ...]] = (
@@ -124,11 +128,15 @@ class CMAES(Algorithm):
         sigma: float = 0.2,
         start: ArrayLike | None = None,
         restarts: str = "none",
+        tolerance: float | None = None,
         constraints: Constraints | None = None,
     ) -> None:
         super().__init__(space, seed=seed, constraints=constraints)
         n = space.dimension
-        self._default = 4 + int(3 * math.log(n)) if population is None else int(population)
+        usual = 4 + int(3 * math.log(n))
+        usual += usual // 2 if restarts != "none" else 0
+        self._default = usual if population is None else int(population)
+        self._tolerance = (1e-9 if restarts != "none" else 0.0) if tolerance is None else tolerance
         if self._default < 4:
             raise ConfigError(f"population must be at least 4, got {population}")
         if not 0 < sigma <= 10:
@@ -350,8 +358,7 @@ class CMAES(Algorithm):
         known = np.concatenate([recent, keys[: self._rates.mu + 1]])
         if not np.isfinite(known).all():
             return False
-        flat = 1e-11 if self._restarts != "none" else 0.0  # another run is worth more than digits
-        return bool(np.ptp(known) <= max(flat, 1e-15 * np.abs(known).max()))
+        return bool(np.ptp(known) <= max(self._tolerance, 1e-15 * np.abs(known).max()))
 
     def _stagnates(self, recent: Rows) -> bool:
         window = recent.shape[1]
@@ -390,7 +397,7 @@ class IpopCMAES(CMAES):
 
     Parameters
     ----------
-    space, seed, population, sigma, start, constraints
+    space, seed, population, sigma, start, tolerance, constraints
         See `CMAES`.
     """
 
@@ -404,6 +411,7 @@ class IpopCMAES(CMAES):
         population: int | None = None,
         sigma: float = 0.2,
         start: ArrayLike | None = None,
+        tolerance: float | None = None,
         constraints: Constraints | None = None,
     ) -> None:
         super().__init__(
@@ -413,6 +421,7 @@ class IpopCMAES(CMAES):
             sigma=sigma,
             start=start,
             restarts=self._restart_rule,
+            tolerance=tolerance,
             constraints=constraints,
         )
 
@@ -423,7 +432,7 @@ class BipopCMAES(IpopCMAES):
 
     Parameters
     ----------
-    space, seed, population, sigma, start, constraints
+    space, seed, population, sigma, start, tolerance, constraints
         See `CMAES`.
     """
 

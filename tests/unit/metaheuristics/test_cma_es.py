@@ -39,7 +39,7 @@ def test_a_run_ends_by_itself_and_restarts_go_on():
     alone.advance(sphere, 5000)
     assert alone.done
     assert alone.evaluations < 5000
-    for name, sizes in [("ipop-cmaes", {7, 14, 28}), ("bipop-cmaes", {7, 14})]:
+    for name, sizes in [("ipop-cmaes", {10, 20, 40}), ("bipop-cmaes", {10, 20})]:
         algorithm, seen = make(name, sphere.space(3), seed=1), set()
         while algorithm.evaluations < 20000:
             seen.add(algorithm.population_size)
