@@ -106,9 +106,11 @@ SharedGroup::SharedGroup(MPI_Comm node, std::vector<int> ranks, std::vector<std:
   outputs_.resize(static_cast<std::size_t>(size_));
   int own_core = waiting.spins == kSpins;
   MPI_CHECK(MPI_Allreduce(MPI_IN_PLACE, &own_core, 1, MPI_INT, MPI_MIN, node));
-  flat_bytes_ = own_core ? kFlatOwnCore : kFlat;
+  own_core_ = own_core != 0;
+  flat_bytes_ = own_core_ ? kFlatOwnCore : kFlat;
+  round_bytes_ = own_core_ ? kRound : kRoundSharedCores;
   controls_ = std::make_unique<SharedSegment>(node, sizeof(SharedControl), true);
-  slots_ = std::make_unique<SharedSegment>(node, 2 * kFlat + 2 * kRound, false);
+  slots_ = std::make_unique<SharedSegment>(node, 2 * (kFlat + round_bytes_), false);
 }
 
 SharedGroup::~SharedGroup() = default;
@@ -303,6 +305,7 @@ struct SharedGroup::Round {
   int owners;
   const std::function<void(T*, std::size_t)>* between;
   std::size_t length;
+  std::size_t slot_bytes;
   std::uint64_t call;
 
   std::size_t count() const { return (n + length - 1) / length; }
@@ -312,7 +315,7 @@ struct SharedGroup::Round {
     const std::size_t from = part_begin<T>(size, owners, owner);
     return {from, part_begin<T>(size, owners, owner + 1) - from};
   }
-  std::size_t slot(std::size_t index) const { return 2 * kFlat + index % 2 * kRound; }
+  std::size_t slot(std::size_t index) const { return 2 * kFlat + index % 2 * slot_bytes; }
   // What the counters say when round `index` is done: more than in any call before, also one that
   // ended with a mismatch.
   std::uint64_t done(std::size_t index) const { return (call << 32) + index + 1; }
@@ -323,8 +326,9 @@ SharedGroup::Round<T> SharedGroup::rounds(const T* in, T* out, std::size_t n, Op
                                           int owners) const {
   const std::size_t ranks = static_cast<std::size_t>(size_);
   const std::size_t part = std::clamp(n * sizeof(T) / (4 * ranks), kLeastPart, kMostPart);
-  const std::size_t length = std::min(part * ranks, kRound) / kLine * (kLine / sizeof(T));
-  return {in, out, n, op, owners, nullptr, length, calls_};
+  const std::size_t bytes = own_core_ ? std::min(part * ranks, kRound) : round_bytes_;
+  const std::size_t length = bytes / kLine * (kLine / sizeof(T));
+  return {in, out, n, op, owners, nullptr, length, round_bytes_, calls_};
 }
 
 // The slot is free: what the others put into it two rounds before has been taken.

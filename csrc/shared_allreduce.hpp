@@ -8,7 +8,7 @@
 //           one wait per call.
 //   direct  Buffers from allocate(), at the same place on every rank. Rank r reduces part r of all
 //           inputs straight into all outputs; nothing is copied.
-//   staged  All others, in rounds of kRound bytes at most. In a round every rank
+//   staged  All others, in rounds of at most so many bytes. In a round every rank
 //             stages   copies the parts it does not own into its slot,
 //             reduces  its own part from everybody's slots, and puts the result back into them,
 //             takes    the other parts out of its slot again.
@@ -57,6 +57,8 @@ struct SharedTraffic {
 class SharedGroup {
  public:
   static constexpr std::size_t kRound = 512 * 1024;
+  // Where ranks share cores, each round waits until all of them have had their turn.
+  static constexpr std::size_t kRoundSharedCores = 3 * kRound;
   static constexpr std::size_t kFlat = 256 * 1024;
 
   // Collective over `node`, whose ranks share memory. `ranks` are the numbers by which error texts
@@ -162,7 +164,9 @@ class SharedGroup {
   std::unique_ptr<SharedSegment> controls_;
   std::unique_ptr<SharedSegment> slots_;
   std::vector<std::unique_ptr<SharedSegment>> buffers_;
+  bool own_core_ = true;  // has every rank one?
   std::size_t flat_bytes_ = 0;
+  std::size_t round_bytes_ = kRound;
   std::vector<const void*> inputs_;  // of one reduction, by rank
   std::vector<void*> outputs_;
   std::uint64_t calls_ = 0;
