@@ -98,11 +98,56 @@ def entropy(density: float) -> float:
     return -(p * math.log2(p) + (1 - p) * math.log2(1 - p)) / p
 
 
+def quality_section(result: dict[str, Any]) -> str:
+    """Return the best values that metaheuristics have found, beside the best peer's."""
+    lines = [
+        "## metaheuristics: quality",
+        "",
+        "Best value after 50,000 evaluations in 30 columns, median of "
+        f"{result['seeds']} seeds; the smallest of each side first.",
+        "",
+        "| function | ours | | peers | |",
+        "|---|---|---|---|---|",
+    ]
+    for on, ours in result["ours"].items():
+        mine = sorted(ours.items(), key=lambda item: item[1])
+        theirs = sorted(result["peers"][on].items(), key=lambda item: item[1])
+        for (a, x), (b, y) in zip(mine[:3], theirs[:3], strict=False):
+            lines.append(f"| {on} | {a} | {x:.3g} | {b} | {y:.3g} |")
+    return "\n".join(lines) + "\n"
+
+
+def bbob_section(result: dict[str, Any]) -> str:
+    """Return the shares of BBOB targets."""
+    shares = result["shares"]
+    names = list(next(iter(shares.values())))
+    lines = [
+        "## metaheuristics: BBOB",
+        "",
+        f"Share of 51 targets from 1e2 to 1e-8 that a run reaches within {result['budget']} "
+        "evaluations for each column: 24 functions, 5 instances, one run each.",
+        "",
+        f"| solver | {' | '.join(f'D = {d}' for d in shares)} |",
+        f"|---|{'---|' * len(shares)}",
+    ]
+    for name in names:
+        mark = " (peer)" if name in result["peers"] else ""
+        values = (f"{row[name]:.3f}" if name in row else "" for row in shares.values())
+        lines.append(f"| {name}{mark} | {' | '.join(values)} |")
+    return "\n".join(lines) + "\n"
+
+
+# Results that are not times.
+OTHERS = {"metaheuristics_quality": quality_section, "bbob": bbob_section}
+
+
 def main() -> None:
     """Write the page."""
     results = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    results = [result for result in results if "machine" in result]  # simulations have a page apart
-    PAGE.write_text("\n".join([INTRODUCTION, *map(section, results)]), encoding="utf-8")
+    timed = [result for result in results if "machine" in result]  # simulations have a page apart
+    others = [result for result in results if result.get("subject") in OTHERS]
+    sections = [*map(section, timed), *(OTHERS[result["subject"]](result) for result in others)]
+    PAGE.write_text("\n".join([INTRODUCTION, *sections]), encoding="utf-8")
     print(PAGE.relative_to(ROOT))
 
 
