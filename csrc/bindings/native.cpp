@@ -11,6 +11,7 @@
 
 #include "common.hpp"
 #include "index_codec.hpp"
+#include "libsvm.hpp"
 #include "message.hpp"
 #include "population.hpp"
 #include "quantize.hpp"
@@ -414,6 +415,27 @@ void define_for_index(py::module_& m) {
         py::arg("codec"), py::arg("out").noconvert());
 }
 
+py::tuple count_libsvm(const Bytes& text) {
+  const auto* t = reinterpret_cast<const char*>(input(text));
+  const std::size_t size = length(text);
+  const auto counts = unlocked([=] { return paropt::count_libsvm(t, size); });
+  return py::make_tuple(counts.lines, counts.entries);
+}
+
+py::tuple parse_libsvm(const Bytes& text, std::int64_t base, Array<double>& labels,
+                       Array<std::int64_t>& ends, Array<std::int32_t>& columns,
+                       Array<float>& values) {
+  const auto* t = reinterpret_cast<const char*>(input(text));
+  const std::size_t size = length(text);
+  const auto room = unlocked([=] { return paropt::count_libsvm(t, size); });
+  double* l = output(labels, room.lines);
+  std::int64_t* e = output(ends, room.lines);
+  std::int32_t* c = output(columns, room.entries);
+  float* v = output(values, room.entries);
+  const auto done = unlocked([=] { return paropt::parse_libsvm(t, size, base, l, e, c, v); });
+  return py::make_tuple(done.rows, done.entries, done.offset, static_cast<int>(done.fault));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
@@ -451,4 +473,8 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("read_header", &read_header, py::arg("data").noconvert());
   define_population(m);
   m.def("crc32", &crc32, py::arg("data").noconvert());
+  m.def("count_libsvm", &count_libsvm, py::arg("text").noconvert());
+  m.def("parse_libsvm", &parse_libsvm, py::arg("text").noconvert(), py::arg("base"),
+        py::arg("labels").noconvert(), py::arg("ends").noconvert(), py::arg("columns").noconvert(),
+        py::arg("values").noconvert());
 }

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.errors import MessageError
+from paropt_hpc.kernels.reference_libsvm import count_libsvm, parse_libsvm
 from paropt_hpc.kernels.reference_population import (
     de_run,
     de_trials,
@@ -33,6 +34,7 @@ __all__ = [
     "add",
     "ant_tours",
     "choose_codec",
+    "count_libsvm",
     "crc32",
     "de_run",
     "de_trials",
@@ -54,6 +56,7 @@ __all__ = [
     "max_chosen_bytes",
     "max_encoded_bytes",
     "normals",
+    "parse_libsvm",
     "quantize",
     "reach_count",
     "reach_take",
