@@ -23,6 +23,8 @@ from paropt_hpc.train.models import CNN, MLP, Batch, EmbeddingBag, Model, Networ
 from paropt_hpc.train.normalisation import BatchNorm, VirtualBatchNorm
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.parameter_server import ParameterServer
+from paropt_hpc.train.prefetch import Prefetch
+from paropt_hpc.train.readers import Rows, Sparse, open_hdf5, open_npy, read_libsvm
 from paropt_hpc.train.replica import Replica
 from paropt_hpc.train.samplers import Shard, ShardedSampler
 from paropt_hpc.train.schedules import (
@@ -69,12 +71,15 @@ __all__ = [
     "Optimizer",
     "ParameterServer",
     "Polynomial",
+    "Prefetch",
     "PushSum",
     "ReLU",
     "Replica",
+    "Rows",
     "Shard",
     "ShardedSampler",
     "Softmax",
+    "Sparse",
     "StepDecay",
     "Strategy",
     "Summary",
@@ -83,6 +88,9 @@ __all__ = [
     "WarmRestarts",
     "load_config",
     "load_dataset",
+    "open_hdf5",
+    "open_npy",
+    "read_libsvm",
     "read_summary",
     "train",
 ]

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.topology import make as make_topology
 from paropt_hpc.compress import Compressor, Quantize, RandomK, Threshold, TopK
@@ -11,6 +13,7 @@ from paropt_hpc.kernels.rng import philox
 from paropt_hpc.train.allreduce import AllReduce
 from paropt_hpc.train.async_gossip import AsyncGossip
 from paropt_hpc.train.config import Config, ModelConfig, StrategyConfig, TrainConfig
+from paropt_hpc.train.custom import call
 from paropt_hpc.train.data import Dataset
 from paropt_hpc.train.early_stopping import EarlyStopping
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
@@ -54,11 +57,33 @@ def build_model(config: Config, data: Dataset) -> Model:
     settings = config.model
     if settings.name == "softmax":
         return Softmax(data.features, data.classes)
+    if ":" in settings.name:
+        return _own_model(config, data)
     norm = _norm(settings)
     if settings.name == "cnn":
         image = _image(settings, data.features)
         return CNN(image, settings.channels, settings.hidden, data.classes, norm)
     return MLP(data.features, settings.hidden, data.classes, norm)
+
+
+def _own_model(config: Config, data: Dataset) -> Model:
+    """Return what the user's callable makes, if it keeps to the contract."""
+    name = config.model.name
+    sizes = {"features": data.features, "classes": data.classes}
+    model = call("model.name", name, **sizes, **config.model.options)
+    if not isinstance(model, Model):
+        raise ConfigError(
+            f"model.name = {name!r} must return a paropt_hpc.train.Model, "
+            f"got {type(model).__name__}; derive its class from it, or return a Network"
+        )
+    params = model.init(config.run.seed, config.model.dtype)
+    expected = f"shape ({model.size},) and dtype {config.model.dtype}"
+    if np.shape(params) != (model.size,) or params.dtype != config.model.dtype:
+        raise ConfigError(
+            f"model.name = {name!r}: init must return {expected}, "
+            f"got shape {np.shape(params)} and dtype {np.asarray(params).dtype}"
+        )
+    return model
 
 
 def _norm(settings: ModelConfig) -> Norm | None:

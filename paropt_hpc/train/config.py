@@ -18,8 +18,18 @@ Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+FORMATS = ("digits", "libsvm", "idx", "npz", "npy", "hdf5")
+MODELS = ("softmax", "mlp", "cnn")
 # Strategies whose ranks take every step together.
 IN_STEP = ("allreduce", "localsgd", "gossip", "push-sum", "choco")
+
+
+def _check_name(key: str, name: str, known: tuple[str, ...]) -> None:
+    """Raise unless a name is known, or that of a callable of the user's own."""
+    module, colon, function = name.partition(":")
+    if name not in known and not (module and colon and function):
+        names = ", ".join(known)
+        raise ValueError(f"{key} must be one of {names} or module:callable, got {name!r}")
 
 
 class RunConfig(Section):
@@ -36,21 +46,25 @@ class RunConfig(Section):
 class DataConfig(Section):
     """What to train and test on."""
 
-    format: Literal["digits", "libsvm", "idx", "npz"] = "digits"
+    format: str = "digits"  # or libsvm, idx, npz, npy, hdf5, or module:callable
     train: str | None = None  # file of the training samples (for idx: the images)
-    train_labels: str | None = None  # idx only
+    train_labels: str | None = None  # idx and npy
     test: str | None = None  # file of the test samples; by default a part of `train`
-    test_labels: str | None = None  # idx only
+    test_labels: str | None = None  # idx and npy
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2  # where no test file is named
     classes: Annotated[int, Field(ge=2)] | None = None  # by default from the training labels
     features: Positive | None = None  # libsvm only: by default the largest index
     scale: Literal["max", "standard", "none"] = "max"  # of the features, by the training part
+    prefetch: Annotated[int, Field(ge=0)] = 0  # batches that a thread reads ahead
+    options: dict[str, Any] = {}  # further arguments of module:callable
 
     @model_validator(mode="after")
     def _files_fit_the_format(self) -> "DataConfig":
-        needed = {"digits": [], "libsvm": ["train"], "npz": ["train"]}
-        needed["idx"] = ["train", "train_labels"] + (["test_labels"] if self.test else [])
-        for key in needed[self.format]:
+        _check_name("data.format", self.format, FORMATS)
+        needed = {"libsvm": ["train"], "npz": ["train"], "hdf5": ["train"]}
+        for name in ("idx", "npy"):
+            needed[name] = ["train", "train_labels"] + (["test_labels"] if self.test else [])
+        for key in needed.get(self.format, []):
             if getattr(self, key) is None:
                 raise ValueError(f"data.{key} must name a file when data.format is {self.format!r}")
         return self
@@ -59,16 +73,18 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The model and the type of its parameters."""
 
-    name: Literal["softmax", "mlp", "cnn"] = "mlp"
+    name: str = "mlp"  # or softmax, cnn, or module:callable
     hidden: list[Positive] = Field(default=[128])  # widths of the hidden layers; not softmax
     channels: list[Positive] = Field(default=[8, 16])  # cnn: filters of its convolutions
     image: list[Positive] | None = None  # cnn: height, width, channels; by default square and grey
     norm: Literal["none", "batch", "virtual"] = "none"  # batch: over all ranks, as on one
     virtual_batch: Annotated[int, Field(ge=2)] = 16  # virtual: samples that are normalised together
     dtype: Literal["float32", "float64"] = "float32"
+    options: dict[str, Any] = {}  # further arguments of module:callable
 
     @model_validator(mode="after")
     def _settings_fit_the_model(self) -> "ModelConfig":
+        _check_name("model.name", self.name, MODELS)
         if self.norm != "none" and self.name == "softmax":
             raise ValueError("model.norm needs hidden layers, got model.name 'softmax'; use 'mlp'")
         if self.image is not None and len(self.image) != 3:

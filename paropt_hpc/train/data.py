@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from paropt_hpc.errors import DataError
 from paropt_hpc.kernels import rng
 from paropt_hpc.train.config import DataConfig
+from paropt_hpc.train.custom import call
 from paropt_hpc.train.models import Batch
+from paropt_hpc.train.readers import Rows, open_hdf5, open_npy, read_libsvm
 
-__all__ = ["Dataset", "load_dataset", "read_digits", "read_idx", "read_libsvm", "read_npz"]
+__all__ = ["Dataset", "load_dataset", "read_digits", "read_idx", "read_npz"]
 
-Samples = tuple[NDArray[Any], NDArray[Any]]
+Samples = tuple[Any, NDArray[Any]]  # what is indexed like an array, and labels
 
 # A label above this is taken for damage unless data.classes says that it is meant.
 MOST_CLASSES = 100_000
@@ -47,16 +49,35 @@ def load_dataset(config: DataConfig, seed: int, dtype: str) -> Dataset:
         Naming the file and what is wrong with it.
     """
     (x, y), test = _read(config)
+    _check_lengths(x, y)
     if test is None:
-        x, y, x_test, y_test = _split(x, y, config.test_fraction, seed)
+        rows, test_rows = _split(y, config.test_fraction, seed)
+        x, x_test = _part(x, rows), _part(x, test_rows)
+        y, y_test = y[rows], y[test_rows]
     else:
         x_test, y_test = test
+        _check_lengths(x_test, y_test)
+        x, x_test = _part(x), _part(x_test)
     if not x.shape[0]:
         raise DataError("there are no training samples; check data.train")
     _check_features(x, x_test)
     y, y_test, classes = _number_labels(config, y, y_test)
-    x, x_test = _scale(config.scale, x.astype(dtype), x_test.astype(dtype))
+    x, x_test = _scaled(config.scale, _typed(x, dtype), _typed(x_test, dtype))
     return Dataset(Batch(x, y), Batch(x_test, y_test), classes)
+
+
+def _part(x: Any, rows: NDArray[np.int64] | None = None) -> Any:
+    """Return some rows, all by default: a copy in memory, or a view of what is elsewhere."""
+    if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
+        return x if rows is None else x[rows]
+    return Rows(x, rows)
+
+
+def _typed(x: Any, dtype: str) -> Any:
+    if isinstance(x, Rows):
+        x.dtype = np.dtype(dtype)
+        return x
+    return x.astype(dtype)
 
 
 def read_digits() -> Samples:
@@ -102,71 +123,21 @@ def read_idx(images: str | Path, labels: str | Path) -> Samples:
     return _flat(images, _read_idx_array(images)), _read_idx_array(labels)
 
 
-def read_libsvm(path: str | Path, features: int | None = None) -> Samples:
-    """Return the samples of a LIBSVM text file, plain or gzipped.
-
-    A line is ``label index:value index:value ...`` with indices from 1; ``#`` starts a
-    comment.
-
-    Returns
-    -------
-    x : ndarray, shape (samples, features), float32
-        Dense; `features` is the largest index unless given.
-    y : ndarray, shape (samples,), float64
-    """
-    labels: list[float] = []
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    for number, line in enumerate(_contents(path).decode("ascii", "replace").splitlines(), 1):
-        label, *entries = line.partition("#")[0].split() or [""]
-        if not label:
-            continue
-        try:
-            for entry in entries:
-                index, _, value = entry.partition(":")
-                columns.append(int(index) - 1)
-                values.append(float(value))
-            rows.extend([len(labels)] * len(entries))
-            labels.append(float(label))
-        except ValueError:
-            raise DataError(
-                f"{path}, line {number}: expected 'label index:value ...', got {line[:40]!r}"
-            ) from None
-    return _dense(path, len(labels), rows, columns, values, features), np.array(labels)
-
-
-def _dense(
-    path: str | Path,
-    samples: int,
-    rows: list[int],
-    columns: list[int],
-    values: list[float],
-    features: int | None,
-) -> NDArray[np.float32]:
-    if min(columns, default=0) < 0:
-        raise DataError(f"{path}: indices start at 1, got {min(columns) + 1}")
-    largest = max(columns, default=-1) + 1
-    if features is not None and largest > features:
-        raise DataError(
-            f"{path}: index {largest} is above data.features = {features}; raise data.features"
-        )
-    x = np.zeros((samples, features or largest), np.float32)
-    x[rows, columns] = values
-    return x
-
-
 def _read(config: DataConfig) -> tuple[Samples, Samples | None]:
     """Read the training file, and the test file where one is named."""
     if config.format == "digits":
         return read_digits(), None
+    if ":" in config.format:
+        return _own(config)
     train, test = str(config.train), config.test
-    if config.format == "npz":
-        return read_npz(train), read_npz(test) if test else None
-    if config.format == "idx":
+    if config.format in ("npz", "hdf5"):
+        reader = read_npz if config.format == "npz" else open_hdf5
+        return reader(train), reader(test) if test else None
+    if config.format in ("idx", "npy"):
+        pair = read_idx if config.format == "idx" else _read_npy
         return (
-            read_idx(train, str(config.train_labels)),
-            read_idx(test, str(config.test_labels)) if test else None,
+            pair(train, str(config.train_labels)),
+            pair(test, str(config.test_labels)) if test else None,
         )
     x, y = read_libsvm(train, config.features)
     if not test:
@@ -174,11 +145,36 @@ def _read(config: DataConfig) -> tuple[Samples, Samples | None]:
     # The test file need not show every feature, nor the training file: take the wider.
     x_test, y_test = read_libsvm(test, config.features)
     width = max(x.shape[1], x_test.shape[1])
-    return (_widen(x, width), y), (_widen(x_test, width), y_test)
+    return (x.widened(width), y), (x_test.widened(width), y_test)
 
 
-def _widen(x: NDArray[Any], width: int) -> NDArray[Any]:
-    return np.pad(x, ((0, 0), (0, width - x.shape[1])))
+def _read_npy(samples: str | Path, labels: str | Path) -> Samples:
+    """Map samples, shape (samples, ...), and read labels, shape (samples,), of .npy files."""
+    x = open_npy(samples)
+    if x.ndim < 2:
+        raise DataError(f"{samples}: samples must have at least 2 axes, got shape {x.shape}")
+    return x, np.array(open_npy(labels))
+
+
+def _own(config: DataConfig) -> tuple[Samples, Samples | None]:
+    """Return what the user's callable returns: (x, y), or ((x, y), (x_test, y_test))."""
+    found = call("data.format", config.format, **config.options)
+    try:
+        first, second = found
+        if isinstance(first, tuple):
+            (x, y), (x_test, y_test) = first, second
+            return (_flat(config.format, x), np.asarray(y)), (
+                _flat(config.format, x_test),
+                np.asarray(y_test),
+            )
+        return (_flat(config.format, first), np.asarray(second)), None
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"data.format = {config.format!r} must return (x, y) or ((x, y), (x_test, y_test)), "
+            f"got {type(found).__name__}: {error}"
+        ) from None
 
 
 def _read_idx_array(path: str | Path) -> NDArray[Any]:
@@ -222,37 +218,42 @@ def _flat(path: str | Path, x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _split(
-    x: NDArray[Any], y: NDArray[Any], fraction: float, seed: int
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Set a seeded share of every class apart for the test, so that none goes missing."""
-    _check_lengths(x, y)
+    y: NDArray[Any], fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of training and test: a seeded share of every class is for the test."""
     order = rng.philox(seed, "split").permutation(len(y))
     is_test = np.zeros(len(y), bool)
     for label in np.unique(y):
         members = order[y[order] == label]
         is_test[members[: round(fraction * members.size)]] = True
-    return x[~is_test], y[~is_test], x[is_test], y[is_test]
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
-def _check_lengths(x: NDArray[Any], y: NDArray[Any]) -> None:
+def _check_lengths(x: Any, y: NDArray[Any]) -> None:
     if y.ndim != 1 or len(x) != len(y):
         raise DataError(
             f"every sample needs one label, got {len(x)} samples and labels of shape {y.shape}"
         )
 
 
-def _check_features(x: NDArray[Any], x_test: NDArray[Any]) -> None:
+def _check_features(x: Any, x_test: Any) -> None:
     if x.shape[1] != x_test.shape[1]:
         raise DataError(
             f"training samples have {x.shape[1]} features and test samples {x_test.shape[1]}; "
             "check data.train and data.test"
         )
     for name, part in (("training", x), ("test", x_test)):
-        if part.dtype.kind not in "biuf":
-            raise DataError(f"{name} samples must be numbers, got dtype {part.dtype}")
-        if not np.isfinite(part).all():
-            row = int(np.nonzero(~np.isfinite(part).all(axis=1))[0][0])
-            raise DataError(f"{name} sample {row} has a feature that is NaN or infinite")
+        dtype = part.source.dtype if isinstance(part, Rows) else part.dtype
+        if dtype.kind not in "biuf":
+            raise DataError(f"{name} samples must be numbers, got dtype {dtype}")
+        if not isinstance(part, Rows):
+            _check_finite(name, part)
+
+
+def _check_finite(name: str, part: NDArray[Any], first: int = 0) -> None:
+    if not np.isfinite(part).all():
+        row = first + int(np.nonzero(~np.isfinite(part).all(axis=1))[0][0])
+        raise DataError(f"{name} sample {row} has a feature that is NaN or infinite")
 
 
 def _number_labels(
@@ -287,13 +288,39 @@ def _check_labels(y: NDArray[Any], valid: NDArray[np.bool_], names: NDArray[Any]
         )
 
 
-def _scale(how: str, x: NDArray[Any], x_test: NDArray[Any]) -> Samples:
+def _scaled(how: str, x: Any, x_test: Any) -> tuple[Any, Any]:
     """Scale by what the training part shows; the test part never leaks into it."""
+    shift, factor = _scale(how, x)
+    if isinstance(x, Rows):
+        for part in (x, x_test):
+            part.shift, part.factor = shift, factor
+        return x, x_test
+    if how == "none":
+        return x, x_test
+    return (x - shift) * factor, (x_test - shift) * factor
+
+
+def _scale(how: str, x: Any) -> tuple[Any, Any]:
+    """Return what to subtract from features, and then to multiply them by.
+
+    What is not in memory is read once for it, some rows at a time.
+    """
+    if how == "none":
+        return 0, 1
+    blocks = x.blocks() if isinstance(x, Rows) else [x]
+    largest, count, mean, squares = 0.0, 0, np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    for block in blocks:
+        _check_finite("training", block, count)
+        largest = max(largest, float(np.abs(block).max(initial=0)))
+        if how == "standard":  # merged as by Chan, Golub and LeVeque (1983), equation 2.1
+            own = block.mean(axis=0, dtype=np.float64)
+            total = count + len(block)
+            squares += np.square(block - own).sum(axis=0)
+            squares += (own - mean) ** 2 * (count * len(block) / total)
+            mean += (own - mean) * (len(block) / total)
+        count += len(block)
     if how == "max":
-        largest = np.abs(x).max(initial=0) or 1
-        return x / largest, x_test / largest
-    if how == "standard":
-        mean, deviation = x.mean(axis=0), x.std(axis=0)
-        deviation[deviation == 0] = 1
-        return (x - mean) / deviation, (x_test - mean) / deviation
-    return x, x_test
+        return 0, 1 / (largest or 1)
+    deviation = np.sqrt(squares / count)
+    deviation[deviation == 0] = 1
+    return mean.astype(x.dtype), (1 / deviation).astype(x.dtype)

@@ -3,6 +3,8 @@
 import math
 import signal as signals
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from inspect import signature
 from pathlib import Path
@@ -26,6 +28,7 @@ from paropt_hpc.train.config import Config, check_identity, identity
 from paropt_hpc.train.data import load_dataset
 from paropt_hpc.train.meter import Meter, Observer
 from paropt_hpc.train.models import Batch
+from paropt_hpc.train.prefetch import Prefetch
 from paropt_hpc.train.samplers import Shard, ShardedSampler
 from paropt_hpc.train.strategies import combine
 from paropt_hpc.train.timeline import Timeline
@@ -175,15 +178,16 @@ class Trainer:
         """Take the steps of an epoch from batch `first` on, with checkpoints between them."""
         saving = self.config.checkpoint
         meter.start()
-        for batch, shard in enumerate(self.sampler.epoch(epoch, first), first + 1):
-            loss, signal = self.step(shard, meter.steps, epoch, stop.number)
-            meter.tick(loss)
-            last = batch == self.sampler.steps_per_epoch
-            due = saving.every_steps is not None and meter.steps % saving.every_steps == 0
-            if not last and (due or signal):
-                meter.stop()
-                self._save(Position(epoch, batch), meter, signal)
-                meter.start()
+        with self._fetched(self.sampler.epoch(epoch, first)) as shards:
+            for number, (shard, batch) in enumerate(shards, first + 1):
+                loss, signal = self.step(shard, meter.steps, epoch, stop.number, batch)
+                meter.tick(loss)
+                last = number == self.sampler.steps_per_epoch
+                due = saving.every_steps is not None and meter.steps % saving.every_steps == 0
+                if not last and (due or signal):
+                    meter.stop()
+                    self._save(Position(epoch, number), meter, signal)
+                    meter.start()
         self.strategy.end_epoch(self.params)
         self.model.end_epoch()
         meter.stop()
@@ -229,8 +233,34 @@ class Trainer:
         if due or done.signal:
             self._save(Position(epoch + 1, 0), meter, done.signal)
 
-    def step(self, shard: Shard, number: int, epoch: int, signal: int = 0) -> tuple[float, int]:
+    @contextmanager
+    def _fetched(self, shards: Iterable[Shard]) -> Iterator[Iterable[tuple[Shard, Batch]]]:
+        """Give each shard its samples, read ahead by a thread if the configuration says so."""
+        found = ((shard, self._samples(shard)) for shard in shards)
+        if not self.config.data.prefetch:
+            yield found
+            return
+        with Prefetch(found, self.config.data.prefetch) as ahead:
+            yield ahead
+
+    def _samples(self, shard: Shard) -> Batch:
+        train = self.data.train
+        return Batch(train.x[shard.indices], train.y[shard.indices])
+
+    def step(
+        self, shard: Shard, number: int, epoch: int, signal: int = 0, batch: Batch | None = None
+    ) -> tuple[float, int]:
         """Take one step on this rank's shard of a global batch.
+
+        Parameters
+        ----------
+        shard : Shard
+        number, epoch : int
+            Of the step and the epoch, from 0.
+        signal : int
+            What has been told to this rank.
+        batch : Batch, optional
+            The samples of the shard, if they have been fetched already.
 
         Returns
         -------
@@ -239,7 +269,7 @@ class Trainer:
         signal : int
             The highest that any rank passed.
         """
-        loss, gradient = self._gradient(shard)
+        loss, gradient = self._gradient(shard, batch)
         samples = len(shard.indices)
         told = self.comm.gather_vectors([loss * samples / shard.batch, signal])
         if not self.strategy.skip_nonfinite:
@@ -247,11 +277,10 @@ class Trainer:
         self.strategy.step(self.params, gradient, (samples, shard.batch))
         return float(told[:, 0].sum()), int(told[:, 1].max())
 
-    def _gradient(self, shard: Shard) -> tuple[float, NDArray[Any]]:
+    def _gradient(self, shard: Shard, batch: Batch | None = None) -> tuple[float, NDArray[Any]]:
         """Return loss and gradient on this rank's part of a global batch."""
         begun = time.perf_counter()
-        train = self.data.train
-        batch = Batch(train.x[shard.indices], train.y[shard.indices])
+        batch = batch or self._samples(shard)
         samples = len(batch.y), shard.batch
         ready = self.strategy.begin(self.params, self.gradient, samples)
         # A custom model need not know of `ready`.

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from paropt_hpc.errors import DataError
-from paropt_hpc.train import load_dataset
+from paropt_hpc.train import load_dataset, read_libsvm
 from paropt_hpc.train.config import DataConfig
-from paropt_hpc.train.data import read_digits, read_idx, read_libsvm, read_npz
+from paropt_hpc.train.data import read_digits, read_idx, read_npz
 
 LIBSVM = "1 1:0.5 3:2\n0 2:-1e3  # a comment\n\n1\n0 4:1\n"
 
@@ -39,7 +39,7 @@ def npz_config(tmp_path, x, y, **settings):
 
 def test_libsvm(tmp_path):
     x, y = read_libsvm(libsvm_file(tmp_path, LIBSVM))
-    assert x.tolist() == [[0.5, 0, 2, 0], [0, -1000, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+    assert x[:].tolist() == [[0.5, 0, 2, 0], [0, -1000, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
     assert y.tolist() == [1, 0, 1, 0]
 
 
@@ -58,7 +58,7 @@ def test_libsvm_names_the_bad_line(tmp_path, line):
 
 
 def test_libsvm_counts_from_one(tmp_path):
-    with pytest.raises(DataError, match="indices start at 1"):
+    with pytest.raises(DataError, match="line 1, column 3: expected index:value with"):
         read_libsvm(libsvm_file(tmp_path, "1 0:3\n"))
 
 
