@@ -66,7 +66,7 @@ test-unit: build $(OTHER_MPI)
 	@$(BIN)/python -m pytest -q tests/unit
 
 FUZZ_SECONDS ?= 60
-FUZZED   := common index_codec message quantize
+FUZZED   := common index_codec libsvm message quantize
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1 -g
 
 # Every rank must collect and draw the same examples: no plugin caches, no random seeds.

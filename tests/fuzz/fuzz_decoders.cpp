@@ -13,6 +13,7 @@
 
 #include "common.hpp"
 #include "index_codec.hpp"
+#include "libsvm.hpp"
 #include "message.hpp"
 #include "quantize.hpp"
 
@@ -220,15 +221,34 @@ void fuzz_choice(const std::uint8_t* data, std::size_t size) {
   });
 }
 
+// Any text is parsed within arrays of the room that was counted, up to its end or a fault in it.
+void fuzz_libsvm(const std::uint8_t* data, std::size_t size) {
+  const std::vector<char> text(data, data + size);  // exactly as long, so that overreads are seen
+  const paropt::LibsvmCounts room = paropt::count_libsvm(text.data(), size);
+  std::vector<double> labels(room.lines);
+  std::vector<std::int64_t> ends(room.lines);
+  std::vector<std::int32_t> columns(room.entries);
+  std::vector<float> values(room.entries);
+  const paropt::LibsvmResult result = paropt::parse_libsvm(
+      text.data(), size, 0, labels.data(), ends.data(), columns.data(), values.data());
+  demand(result.rows <= room.lines && result.entries <= room.entries, "there is not enough room");
+  demand(result.offset <= size, "a fault lies behind the text");
+  for (std::size_t i = 0; i < result.entries; ++i) {
+    demand(columns[i] >= 0 && values[i] - values[i] == 0, "an entry is out of range");
+  }
+  demand(result.fault != paropt::LibsvmFault::none || result.offset == size, "text is left over");
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
-  const unsigned kind = data[0] % 6;
+  const unsigned kind = data[0] % 7;
   if (kind == 0) fuzz_codec(data + 1, size - 1);
   if (kind == 1) fuzz_values(data + 1, size - 1);
   if (kind == 4) fuzz_quantize(data + 1, size - 1);
   if (kind == 5) fuzz_choice(data + 1, size - 1);
+  if (kind == 6) fuzz_libsvm(data + 1, size - 1);
   if (kind != 2 && kind != 3) return 0;
   std::vector<std::uint8_t> bytes(data + 1, data + size);
   if (kind == 3 && bytes.size() >= paropt::kHeaderBytes) {

@@ -16,6 +16,7 @@ def main() -> None:
     """Write one input per decoder and encoding."""
     CORPUS.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
+    (CORPUS / "libsvm").write_bytes(b"\x06+1 1:0.5 3:2e-3 # note\n-1\t2:-1.25 40:7\r\n\n0")
     for n, k in ((100, 7), (6000, 1100)):
         indices = np.sort(rng.choice(n, k, replace=False)).astype(np.uint32)
         values = rng.standard_normal(k).astype(np.float32)

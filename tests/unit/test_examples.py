@@ -52,6 +52,19 @@ def test_a_loop_of_ones_own_in_torch():
     assert float(re.fullmatch(r"2 ranks, loss (\d\.\d\d)\n", said)[1]) < 0.1
 
 
+def test_a_model_of_ones_own_is_shown_and_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    guide = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    shown = re.search(r"own_model.py -->\n```python\n(.*?)```", guide, re.DOTALL)[1]
+    assert shown == (EXAMPLES / "own_model.py").read_text(encoding="utf-8")
+    options = ["--set", "model.name=own_model:make", "--set", "model.options={width = 64}"]
+    options += ["--set", f"run.dir={tmp_path / 'run'}", "--set", "train.epochs=3"]
+    mpiexec(2, "-m", "mpi4py", "-m", "paropt_hpc", "train", "digits_dense.toml", *options)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["parameters"] == 64 * 64 + 2 * 64 + 64 * 10 + 10
+    assert summary["test_accuracy"] > 0.9
+
+
 @pytest.mark.parametrize("name", ["dense", "topk"])
 def test_the_digits_configurations_differ_in_compression_only(name):
     text = (EXAMPLES / f"digits_{name}.toml").read_text(encoding="utf-8")
