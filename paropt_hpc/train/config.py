@@ -56,7 +56,7 @@ class DataConfig(Section):
     features: Positive | None = None  # libsvm only: by default the largest index
     scale: Literal["max", "standard", "none"] = "max"  # of the features, by the training part
     prefetch: Annotated[int, Field(ge=0)] = 0  # batches that a thread reads ahead
-    options: dict[str, Any] = {}  # further arguments of module:callable
+    options: dict[str, Any] = Field(default={})  # further arguments of module:callable
 
     @model_validator(mode="after")
     def _files_fit_the_format(self) -> "DataConfig":
@@ -80,7 +80,7 @@ class ModelConfig(Section):
     norm: Literal["none", "batch", "virtual"] = "none"  # batch: over all ranks, as on one
     virtual_batch: Annotated[int, Field(ge=2)] = 16  # virtual: samples that are normalised together
     dtype: Literal["float32", "float64"] = "float32"
-    options: dict[str, Any] = {}  # further arguments of module:callable
+    options: dict[str, Any] = Field(default={})  # further arguments of module:callable
 
     @model_validator(mode="after")
     def _settings_fit_the_model(self) -> "ModelConfig":

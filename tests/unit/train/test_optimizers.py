@@ -93,6 +93,32 @@ def test_lamb_steps_as_long_as_the_weights():
         assert step == pytest.approx(0.01 * np.linalg.norm(before[layer]))
 
 
+def test_lars_over_many_steps():
+    """Equation 6 and algorithm 1 of the paper: the momentum collects what is already scaled."""
+    params, velocity = start(), np.zeros(N)
+    for gradient in gradients_of():
+        for layer in LAYERS:
+            w, g = params[layer], gradient[layer]
+            size = np.linalg.norm(w)
+            rate = 0.02 * size / (np.linalg.norm(g) + 0.1 * size)
+            velocity[layer] = 0.9 * velocity[layer] + rate * (g + 0.1 * w)
+        params -= 0.5 * velocity
+    optimizer = LARS(0.5, LAYERS, momentum=0.9, weight_decay=0.1, trust=0.02)
+    assert np.allclose(run(optimizer, gradients_of(), start()), params, rtol=1e-12)
+
+
+def test_lamb_over_many_steps():
+    """Algorithm 2 of the paper, with the identity for phi."""
+    params = start()
+    for direction in adam_directions(gradients_of(), eps=1e-6):
+        for layer in LAYERS:
+            w = params[layer]
+            update = direction[layer] + 0.1 * w
+            w -= 0.01 * np.linalg.norm(w) / np.linalg.norm(update) * update
+    optimizer = LAMB(0.01, LAYERS, weight_decay=0.1)
+    assert np.allclose(run(optimizer, gradients_of(), start()), params, rtol=1e-12)
+
+
 @pytest.mark.parametrize("kind", [LARS, LAMB])
 def test_a_layer_of_zeros_keeps_its_rate(kind):
     params = np.zeros(N)
