@@ -117,9 +117,9 @@ class Recorder(Trainer):
         super().__init__(config, comm)
         self.seen = []
 
-    def _gradient(self, shard):
+    def _gradient(self, shard, batch=None):
         self.seen += shard.indices.tolist()
-        return super()._gradient(shard)
+        return super()._gradient(shard, batch)
 
 
 @pytest.mark.parametrize("policy", ["wait", "sync"])
