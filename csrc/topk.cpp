@@ -3,7 +3,8 @@
 // A sample of the input gives a `bound`: a key that a little more than k entries reach. One sweep
 // over the input in blocks moves every entry that reaches the bound, a `candidate`, into the
 // `pool`; the exact winners are then found in the pool, which is small. Should fewer than k
-// entries reach the bound, the sweep starts again without one.
+// entries reach the bound, the sweep starts again without one. A hint from an earlier search saves
+// the sample and brings fewer candidates.
 //
 // A pool that runs full (ties, constant vectors, an unlucky sample) is pruned to its best k; their
 // least key is a better bound for the blocks still to come. So each entry costs a bounded amount
@@ -32,42 +33,47 @@ struct Cut {
   std::size_t ties;
 };
 
-constexpr std::size_t kBlock = 16384;  // entries; a block and its residual fit in L2
-constexpr std::size_t kAhead = 8192;   // bytes; the processor's own prefetching stops at each page
+constexpr std::size_t kSlack = 32;       // what vector stores may write past a list
+constexpr std::size_t kBlock = 16384;    // entries; a block and its residual fit in L2
+constexpr std::size_t kStrip = 2048;     // entries; a strip and its residual fit in L1
+constexpr std::size_t kPlaceSlack = 32;  // what vector stores may write past a list of places
+constexpr std::size_t kAhead = 8192;     // bytes asked for ahead of their use
 
 }  // namespace paropt
 
 #define PAROPT_LOOPS "topk_loops.hpp"
 #include "foreach_isa.hpp"
+#include "topk_cut.hpp"
 
 namespace paropt {
 namespace {
 
-constexpr std::size_t kSlack = 32;           // what vector stores may write past a list
 constexpr std::size_t kBlocksPerThread = 8;  // fewer are not worth a thread
 constexpr std::size_t kLine = 16;            // neighbouring entries sampled together
 constexpr std::size_t kMostLines = 1024;
 constexpr std::size_t kSampledFrom = 512;  // shorter vectors go without a sample
-constexpr std::size_t kMostKeys = 16384;   // in a list of keys, the sample included
-constexpr std::size_t kGuide = 2048;       // keys that guide the search in more than kMostKeys
-constexpr unsigned kBinBits = 11;
 
 // Memory that stays with the calling thread: getting it anew from the system would cost more page
-// faults than the whole selection takes. A piece that is far too large is given back.
+// faults than the whole selection takes. A piece that was far too large many times in a row is
+// given back; not at once, since buckets large and small may take turns.
 class Workspace {
  public:
   std::uint8_t* room(std::size_t bytes) {
-    if (bytes > bytes_ || bytes < bytes_ / 8) {
+    idle_ = bytes < bytes_ / 8 ? idle_ + 1 : 0;
+    if (bytes > bytes_ || idle_ > kPatience) {
       memory_.reset();
       memory_.reset(new std::uint8_t[bytes]);
       bytes_ = bytes;
+      idle_ = 0;
     }
     return memory_.get();
   }
 
  private:
+  static constexpr int kPatience = 64;
   std::unique_ptr<std::uint8_t[]> memory_;
   std::size_t bytes_ = 0;
+  int idle_ = 0;
 };
 
 // Cuts pieces off one piece of memory; with none it only measures.
@@ -88,49 +94,37 @@ class Carver {
   std::size_t used_ = 0;
 };
 
-// The key of rank k among m keys, 0 < k <= m, and how many of them are larger. The list is used up:
-// each round spreads its keys over bins and keeps those of one bin.
-template <class Key>
-Cut<Key> cut_list(Key* keys, std::size_t m, std::size_t k, std::uint32_t* bins) {
-  for (;;) {
-    Key least, most;
-    PAROPT_DISPATCH(key_range(keys, m, least, most));
-    if (least == most) return {least, k};
-    const unsigned width = bit_width(static_cast<Key>(most - least));
-    const unsigned most_bits = m < 256 ? 6 : m < 2048 ? 8 : kBinBits;
-    const unsigned shift = width > most_bits ? width - most_bits : 0;
-    std::fill_n(bins, ((most - least) >> shift) + 1, 0);
-    for (std::size_t i = 0; i < m; ++i) ++bins[static_cast<Key>(keys[i] - least) >> shift];
-    std::size_t bin = static_cast<std::size_t>((most - least) >> shift);
-    while (bins[bin] < k) k -= bins[bin--];
-    const Key low = static_cast<Key>(least + (static_cast<Key>(bin) << shift));
-    if (shift == 0) return {low, k};
-    const Key high = static_cast<Key>(low + ((Key{1} << shift) - 1));
-    std::size_t above = 0;
-    m = PAROPT_DISPATCH(narrow(keys, m, low, high, keys, m, above));
-  }
-}
-
-// The same for any number of values: each round spreads the keys that are still in question over
-// bins and goes on in the bin of the cut, without a list.
+// A hint as keys of type T. The margin follows the cut: twice its last fall, and less from call to
+// call while it does not fall.
 template <class T>
-Cut<T> cut_in_rounds(const T* values, std::size_t m, std::size_t k) {
-  using Key = KeyOf<T>;
-  Key least, most;
-  PAROPT_DISPATCH(key_range(values, m, least, most));
-  std::vector<std::size_t> bins(std::size_t{1} << kBinBits);
-  while (least < most) {
-    const unsigned width = bit_width(static_cast<Key>(most - least));
-    const unsigned shift = width > kBinBits ? width - kBinBits : 0;
-    std::fill(bins.begin(), bins.end(), 0);
-    PAROPT_DISPATCH(histogram(values, m, least, most, shift, bins.data()));
-    std::size_t bin = static_cast<std::size_t>((most - least) >> shift);
-    while (bins[bin] < k) k -= bins[bin--];
-    least = static_cast<Key>(least + (static_cast<Key>(bin) << shift));
-    most = std::min<Key>(most, static_cast<Key>(least + ((Key{1} << shift) - 1)));
+struct Memory {
+  static constexpr std::uint64_t kType = FloatBits<T>::kInfinity;
+  static constexpr std::uint64_t kOctave = kType & (~kType + 1);  // from a number to its double
+  static constexpr std::uint64_t kFirst = kOctave / 16, kLeast = std::max(kOctave / 256, 1ul);
+
+  static bool fits(const Hint* hint, std::size_t n, std::size_t k) {
+    return hint != nullptr && hint->n == n && hint->k == k && hint->type == kType;
   }
-  return {least, k};
-}
+
+  static bool useful(const Hint* hint, std::size_t n, std::size_t k) {
+    return fits(hint, n, k) && hint->margin <= kOctave / 4;
+  }
+
+  static KeyOf<T> bound(const Hint& hint) {
+    const std::uint64_t cut = std::min<std::uint64_t>(hint.cut, FloatBits<T>::kMagnitude);
+    return static_cast<KeyOf<T>>(cut - std::min(cut, hint.margin));
+  }
+
+  static void learn(Hint* hint, std::size_t n, std::size_t k, KeyOf<T> cut) {
+    if (hint == nullptr) return;
+    std::uint64_t margin = kFirst;
+    if (fits(hint, n, k)) {
+      const std::uint64_t fall = hint->cut > cut ? std::min(hint->cut - cut, kType) : 0;
+      margin = std::max({kLeast, 2 * fall, hint->margin - hint->margin / 8});
+    }
+    *hint = {n, k, kType, cut, margin};
+  }
+};
 
 // One call of topk.
 template <class T, class I>
@@ -152,14 +146,25 @@ class Search {
     std::fill_n(runs_, blocks_, Run{});
   }
 
-  std::size_t run(I* indices, T* values) {
+  std::size_t run(I* indices, T* values, Hint* hint) {
     constexpr Key kNone = FloatBits<T>::kMagnitude + 1;
-    gather(k_ == 0 ? kNone : sampled_bound());
+    if (k_ == 0) {
+      gather(kNone);
+      return nonfinite_;
+    }
+    const bool hinted = Memory<T>::useful(hint, n_, k_);
+    gather(hinted ? Memory<T>::bound(*hint) : sampled_bound());
+    if (used_ < k_ && hinted) {
+      put_back();
+      gather(sampled_bound());
+    }
     if (used_ < k_) {
       put_back();
       gather(0);
     }
-    if (k_ > 0) finish(indices, values);
+    const Cut<T> cut = find_cut(pool_.values, used_, k_, keys_, bins_);
+    finish(cut, indices, values);
+    Memory<T>::learn(hint, n_, k_, cut.key);
     return nonfinite_;
   }
 
@@ -182,7 +187,6 @@ class Search {
 
   void carve(Carver& carver);
   Key sampled_bound() const;
-  Cut<T> find_cut(const T* values, std::size_t m, std::size_t k) const;
   void gather(Key bound);
   bool sweep(Key bound);
   bool collect_block(std::size_t block, Key bound, std::size_t& nonfinite);
@@ -190,7 +194,7 @@ class Search {
   Key prune();
   void close_gaps();
   void put_back();
-  void finish(I* indices, T* values);
+  void finish(Cut<T> cut, I* indices, T* values);
 
   const T* gradient_;
   T* residual_;
@@ -217,68 +221,34 @@ void Search<T, I>::carve(Carver& carver) {
 }
 
 // Sample whole cache lines, one at a hashed place in each of equal strata, and take the key of a
-// rank so high that missing k winners is a 4.5-sigma event.
+// rank so high that missing k winners is a 4.5-sigma event. A larger sample takes longer and brings
+// fewer candidates; the size is about where both together cost least.
 template <class T, class I>
 KeyOf<T> Search<T, I>::sampled_bound() const {
   if (n_ < kSampledFrom) return 0;
-  const std::size_t lines = std::min(kMostLines, n_ / 128);
-  const std::size_t stratum = n_ / lines;
-  const std::size_t size = lines * kLine;
-  const double expected = static_cast<double>(k_) / static_cast<double>(n_) * size;
+  const double n = static_cast<double>(n_), share = static_cast<double>(k_) / n;
+  const double best = std::cbrt(4 * n * n * share) + 2 * std::sqrt(n);
+  const auto lines = std::min({static_cast<std::size_t>(best) / kLine + 1, kMostLines, n_ / 128});
+  const std::size_t stratum = n_ / lines, size = lines * kLine;
+  const double expected = share * static_cast<double>(size);
   const auto rank = static_cast<std::size_t>(expected + 4.5 * std::sqrt(expected) + 4);
   if (rank >= size) return 0;
+  const auto place = [=](std::size_t line) {
+    const std::uint64_t hash = (line + 1) * 0x9e3779b97f4a7c15;  // Fibonacci hashing
+    return line * stratum + (hash >> 32) % (stratum - kLine + 1);
+  };
+  const T* addend = runs_[0].seen ? nullptr : residual_;  // when seen, the residual is the sum
+  const T* x = runs_[0].seen && residual_ != nullptr ? residual_ : gradient_;
   Key* key = keys_;
   for (std::size_t line = 0; line < lines; ++line) {
-    const std::uint64_t hash = (line + 1) * 0x9e3779b97f4a7c15;  // Fibonacci hashing
-    const std::size_t first = line * stratum + (hash >> 32) % (stratum - kLine + 1);
+    const std::size_t soon = place(std::min(line + 24, lines - 1)), first = place(line);
+    __builtin_prefetch(x + soon);
+    if (addend != nullptr) __builtin_prefetch(addend + soon);
     for (std::size_t j = first; j < first + kLine; ++j) {
-      *key++ = key_of(residual_ == nullptr ? gradient_[j] : sum(residual_[j], gradient_[j]));
+      *key++ = key_of(addend == nullptr ? x[j] : sum(addend[j], x[j]));
     }
   }
   return cut_list(keys_, size, rank, bins_).key;
-}
-
-// Of `size` sampled keys of m values choose two that most likely have the k-th largest between
-// them. The list is used up.
-template <class Key>
-void guess_range(Key* keys, std::size_t size, double share, std::uint32_t* bins, Key& least,
-                 Key& most) {
-  const double rank = static_cast<double>(size) * share;
-  const double slack = 4.5 * std::sqrt(rank * (1 - share)) + 4;
-  Key copy[kGuide + kSlack];
-  std::copy_n(keys, size, copy);
-  if (rank > slack) most = cut_list(copy, size, static_cast<std::size_t>(rank - slack), bins).key;
-  if (rank + slack + 1 < static_cast<double>(size)) {
-    least = cut_list(keys, size, static_cast<std::size_t>(rank + slack) + 1, bins).key;
-  }
-}
-
-// Find the cut for the k winners among m values, 0 < k <= m. Where they are many, a few of them
-// tell between which two keys it is, and only keys between these are looked at closely.
-template <class T, class I>
-Cut<T> Search<T, I>::find_cut(const T* values, std::size_t m, std::size_t k) const {
-  if (k == m) return {0, std::numeric_limits<std::size_t>::max()};
-  Key least = 0, most = FloatBits<T>::kMagnitude;
-  if (m > kMostKeys) {
-    for (std::size_t i = 0; i < kGuide; ++i) keys_[i] = key_of(values[m / kGuide * i]);
-    guess_range(keys_, kGuide, static_cast<double>(k) / static_cast<double>(m), bins_, least, most);
-  }
-  for (int round = 0; round < 3; ++round) {
-    std::size_t above = 0;
-    const std::size_t inside =
-        PAROPT_DISPATCH(narrow(values, m, least, most, keys_, kMostKeys, above));
-    if (above >= k || above + inside < k) break;  // misled
-    if (least == most) return {least, k - above};
-    if (inside <= kMostKeys) {
-      const Cut<Key> cut = cut_list(keys_, inside, k - above, bins_);
-      return {cut.key, cut.ties};
-    }
-    // The listed keys are a sample of those between.
-    const double share = static_cast<double>(k - above) / static_cast<double>(inside);
-    for (std::size_t i = 0; i < kGuide; ++i) keys_[i] = keys_[kMostKeys / kGuide * i];
-    guess_range(keys_, kGuide, share, bins_, least, most);
-  }
-  return cut_in_rounds(values, m, k);
 }
 
 template <class T, class I>
@@ -342,7 +312,8 @@ bool Search<T, I>::collect_block(std::size_t block, Key bound, std::size_t& nonf
 
 template <class T, class I>
 bool Search<T, I>::reserve(Run& run, std::size_t found) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+  if (threads_ > 1) lock.lock();
   if (capacity_ - used_ < found) return false;
   run.offset = used_;
   run.count = static_cast<std::uint32_t>(found);
@@ -356,7 +327,7 @@ bool Search<T, I>::reserve(Run& run, std::size_t found) {
 // that was skipped in between may win it.
 template <class T, class I>
 KeyOf<T> Search<T, I>::prune() {
-  Cut<T> cut = find_cut(pool_.values, used_, k_);
+  Cut<T> cut = find_cut(pool_.values, used_, k_, keys_, bins_);
   const Key bound = cut.key;
   for (std::size_t block = 0; block < blocks_; ++block) {
     Run& run = runs_[block];
@@ -400,13 +371,17 @@ void Search<T, I>::put_back() {
 }
 
 template <class T, class I>
-void Search<T, I>::finish(I* indices, T* values) {
-  Cut<T> cut = find_cut(pool_.values, used_, k_);
+void Search<T, I>::finish(Cut<T> cut, I* indices, T* values) {
   std::size_t kept = 0;
-  for (std::size_t block = 0; block < blocks_; ++block) {
+  for (std::size_t block = 0; block < blocks_;) {
+    // Neighbours in the vector are mostly neighbours in the pool.
     const List list = pool_.from(runs_[block].offset);
-    kept += PAROPT_DISPATCH(keep(list.positions, list.values, runs_[block].count, cut, residual_,
-                                 indices + kept, values + kept, k_ - kept));
+    std::size_t count = runs_[block].count;
+    while (++block < blocks_ && pool_.values + runs_[block].offset == list.values + count) {
+      count += runs_[block].count;
+    }
+    kept += PAROPT_DISPATCH(keep(list.positions, list.values, count, cut, residual_, indices + kept,
+                                 values + kept, k_ - kept));
   }
 }
 
@@ -414,8 +389,8 @@ void Search<T, I>::finish(I* indices, T* values) {
 
 template <class T, class I>
 std::size_t topk(const T* gradient, T* residual, std::size_t n, std::size_t k, I* indices,
-                 T* values) {
-  return Search<T, I>(gradient, residual, n, k).run(indices, values);
+                 T* values, Hint* hint) {
+  return Search<T, I>(gradient, residual, n, k).run(indices, values, hint);
 }
 
 template <class T>
@@ -443,11 +418,11 @@ void reach_take(const T* acc, T* clear, std::size_t n, KeyOf<T> bound, I* indice
   }
 }
 
-#define PAROPT_TOPK(T)                                                                   \
-  template std::size_t topk(const T*, T*, std::size_t, std::size_t, std::uint32_t*, T*); \
-  template std::size_t topk(const T*, T*, std::size_t, std::size_t, std::uint64_t*, T*); \
-  template Reach reach_count(const T*, T*, std::size_t, KeyOf<T>);                       \
-  template void reach_take(const T*, T*, std::size_t, KeyOf<T>, std::uint32_t*, T*);     \
+#define PAROPT_TOPK(T)                                                                          \
+  template std::size_t topk(const T*, T*, std::size_t, std::size_t, std::uint32_t*, T*, Hint*); \
+  template std::size_t topk(const T*, T*, std::size_t, std::size_t, std::uint64_t*, T*, Hint*); \
+  template Reach reach_count(const T*, T*, std::size_t, KeyOf<T>);                              \
+  template void reach_take(const T*, T*, std::size_t, KeyOf<T>, std::uint32_t*, T*);            \
   template void reach_take(const T*, T*, std::size_t, KeyOf<T>, std::uint64_t*, T*);
 PAROPT_TOPK(float)
 PAROPT_TOPK(double)

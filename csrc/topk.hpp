@@ -8,6 +8,14 @@
 
 namespace paropt {
 
+// What one search leaves for the next one over a vector that has changed little since: between
+// calls it is the caller's to keep. All zero at first; any content is safe, the result never
+// depends on it.
+struct Hint {
+  std::uint64_t n, k, type;   // of the search that left it: another one does not use it
+  std::uint64_t cut, margin;  // the least key that won, and how far below to start the next time
+};
+
 // Write the positions and values of the k largest entries of `acc` to indices and values, k each,
 // positions ascending, and return how many entries of acc are infinite or NaN.
 //
@@ -22,7 +30,7 @@ namespace paropt {
 // calling thread keeps it for its next call. T is float, double, Float16 or BFloat16.
 template <class T, class I>
 std::size_t topk(const T* gradient, T* residual, std::size_t n, std::size_t k, I* indices,
-                 T* values);
+                 T* values, Hint* hint = nullptr);
 
 // Entries whose key reaches a bound, and those that are infinite or NaN.
 struct Reach {

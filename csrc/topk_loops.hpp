@@ -11,9 +11,16 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least(const T* x, std::size_
   return hits;
 }
 
+// Compilers make vectors of the loop over flags; a multiplication then gathers eight of them.
 template <class T>
 PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t at_least64(const T* x, KeyOf<T> bound) {
-  return at_least(x, 64, bound);
+  std::uint8_t flags[64];
+  for (std::size_t j = 0; j < 64; ++j) flags[j] = key_of(x[j]) >= bound;
+  std::uint64_t hits = 0;
+  for (std::size_t j = 0; j < 64; j += 8) {
+    hits |= (load<std::uint64_t>(flags + j) * 0x0102040810204080 >> 56) << j;
+  }
+  return hits;
 }
 
 #if PAROPT_LEVEL == 2
@@ -145,153 +152,123 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t add_at_least64(float* residual,
 
 // ---- candidates of a block ---------------------------------------------------------------------
 
-// What a pass over a block found: for every word of 64 entries that has some, its number and its
-// hits. Words without are not listed, so that few entries are found in little time.
-struct Marks {
-  std::uint64_t hits[kBlock / 64 + 1];
-  std::uint16_t word[kBlock / 64 + 1];
-  std::size_t words = 0, found = 0;
-};
-
-// Mark the entries of a block that reach the bound; with `add_to`, which is x then, first add the
-// gradient. No branch depends on the data, so this runs at the speed of the memory.
+// The hits among 64 entries of x; with `add_to`, which is x then, first add the gradient. A single
+// stream has to ask for the memory that comes later: the processor's own prefetching stops at each
+// page.
 template <class T>
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void mark(const T* gradient, T* add_to, const T* x,
-                                             std::size_t count, KeyOf<T> bound, Marks& marks) {
-  std::size_t words = 0, found = 0;
-  for (std::size_t i = 0; i < count; i += 64) {
-    const std::size_t width = count - i < 64 ? count - i : 64;
-    std::uint64_t hits;
-    if (width == 64) {
-      for (std::size_t j = 0; j < 64; j += 64 / sizeof(T)) {
-        __builtin_prefetch(x + i + j + kAhead / sizeof(T));
-        if (add_to != nullptr) __builtin_prefetch(gradient + i + j + kAhead / sizeof(T));
-      }
-      hits = add_to != nullptr ? add_at_least64(add_to + i, gradient + i, bound)
-                               : at_least64(x + i, bound);
-    } else {
-      if (add_to != nullptr) accumulate(add_to + i, gradient + i, width);
-      hits = at_least(x + i, width, bound);
-    }
-    marks.hits[words] = hits;
-    marks.word[words] = static_cast<std::uint16_t>(i / 64);
-    words += hits != 0;
-    found += static_cast<std::size_t>(__builtin_popcountll(hits));
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t hits64(const T* gradient, T* add_to, const T* x,
+                                                        KeyOf<T> bound) {
+  if (add_to != nullptr) return add_at_least64(add_to, gradient, bound);
+  for (std::size_t j = 0; j < 64; j += 64 / sizeof(T)) {
+    __builtin_prefetch(x + j + kAhead / sizeof(T));
   }
-  marks.words = words;
-  marks.found = found;
+  return at_least64(x, bound);
 }
 
-// List the marked entries where few are: two are written for every word, whether it has them or
-// not, so that a branch is mispredicted only at a word with more. Writes up to 2 past the list.
-template <class T, class I>
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void list_few(const Marks& marks, const T* x, I first,
-                                                 I* positions, T* values, T* residual) {
-  for (std::size_t w = 0; w < marks.words; ++w) {
-    std::uint64_t hits = marks.hits[w];
-    const std::size_t i = std::size_t{marks.word[w]} * 64;
-    const int found = __builtin_popcountll(hits);
-    const std::size_t a = i + static_cast<std::size_t>(__builtin_ctzll(hits));
-    hits &= hits - 1;
-    const std::size_t b = hits == 0 ? a : i + static_cast<std::size_t>(__builtin_ctzll(hits));
-    positions[0] = first + static_cast<I>(a);
-    positions[1] = first + static_cast<I>(b);
-    values[0] = x[a];
-    values[1] = x[b];
-    for (int j = 2; j < found; ++j) {
-      hits &= hits - 1;
-      const std::size_t c = i + static_cast<std::size_t>(__builtin_ctzll(hits));
-      positions[j] = first + static_cast<I>(c);
-      values[j] = x[c];
-    }
-    positions += found;
-    values += found;
-  }
-  positions -= marks.found;
-  for (std::size_t i = 0; residual != nullptr && i < marks.found; ++i) {
-    residual[positions[i] - first] = T{};
-  }
-}
-
-template <class T, class I>
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void list_many(const Marks& marks, std::size_t, const T* x,
-                                                  I first, I* positions, T* values, T* residual) {
-  for (std::size_t w = 0; w < marks.words; ++w) {
-    for (std::uint64_t hits = marks.hits[w]; hits != 0; hits &= hits - 1) {
-      const std::size_t j =
-          std::size_t{marks.word[w]} * 64 + static_cast<std::size_t>(__builtin_ctzll(hits));
-      *positions++ = first + static_cast<I>(j);
-      *values++ = x[j];
-      if (residual != nullptr) residual[j] = T{};
-    }
-  }
-}
-
+// Append `first` plus the number of each set bit to a list and return its end. No branch depends on
+// whether a word has hits, so the loop over words runs at the speed of the memory.
 #if PAROPT_LEVEL == 2
 
 // Register compress and whole stores. Zen 4 has traps: the memory form of compress is microcoded,
-// and the zero-masked form waits for its last result. Writes up to 16 past the list.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void list_many(const Marks& marks, std::size_t count,
-                                                  const float* x, std::uint32_t first,
-                                                  std::uint32_t* positions, float* values,
-                                                  float* residual) {
-  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  std::size_t words = marks.words;
-  const bool partial = words > 0 && std::size_t{marks.word[words - 1]} * 64 + 64 > count;
-  if (partial) --words;
-  for (std::size_t w = 0; w < words; ++w) {
-    const std::uint64_t hits = marks.hits[w];
-    const std::size_t start = std::size_t{marks.word[w]} * 64;
-    for (std::size_t j = 0; j < 64; j += 16) {
-      const auto mask = static_cast<__mmask16>(hits >> j);
-      const __m512i position =
-          _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first + start + j)), lanes);
-      const __m512i value = _mm512_loadu_si512(x + start + j);
-      _mm512_storeu_si512(positions, _mm512_mask_compress_epi32(position, mask, position));
-      _mm512_storeu_si512(values, _mm512_mask_compress_epi32(value, mask, value));
-      if (residual != nullptr) {
-        _mm512_storeu_si512(residual + start + j,
-                            _mm512_maskz_mov_epi32(_knot_mask16(mask), value));
-      }
-      const int taken = __builtin_popcount(mask);
-      positions += taken;
-      values += taken;
-    }
+// and the zero-masked form waits for its last result. Writes up to 32 past the list.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint16_t* list_hits(std::uint64_t hits, std::size_t first,
+                                                            std::uint16_t* places) {
+  alignas(64) static constexpr std::uint16_t kLanes[32] = {
+      0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+      16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+  for (std::size_t j = 0; j < 64; j += 32) {
+    const auto mask = static_cast<__mmask32>(hits >> j);
+    const __m512i place = _mm512_add_epi16(_mm512_load_si512(kLanes),
+                                           _mm512_set1_epi16(static_cast<short>(first + j)));
+    _mm512_storeu_si512(places, _mm512_mask_compress_epi16(place, mask, place));
+    places += __builtin_popcount(mask);
   }
-  for (std::uint64_t hits = partial ? marks.hits[words] : 0; hits != 0; hits &= hits - 1) {
-    const std::size_t j =
-        std::size_t{marks.word[words]} * 64 + static_cast<std::size_t>(__builtin_ctzll(hits));
-    *positions++ = first + static_cast<std::uint32_t>(j);
-    *values++ = x[j];
-    if (residual != nullptr) residual[j] = 0;
+  return places;
+}
+
+#else
+
+// Two are written for every word, so that a branch is mispredicted only at one with more.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint16_t* list_hits(std::uint64_t hits, std::size_t first,
+                                                            std::uint16_t* places) {
+  constexpr std::uint64_t kLast = std::uint64_t{1} << 63;  // no hit, perhaps, but never without one
+  const int found = __builtin_popcountll(hits);
+  std::uint64_t rest = hits | kLast;
+  for (int j = 0; j < 2 || j < found; ++j) {
+    places[j] = static_cast<std::uint16_t>(first + static_cast<std::size_t>(__builtin_ctzll(rest)));
+    rest = (rest & (rest - 1)) | kLast;
   }
+  return places + found;
 }
 
 #endif
 
+// List the places of the entries that reach the bound, and return how many they are; with `add_to`,
+// which is x then, first add the gradient. Writes up to 32 past the list.
+template <class T>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t locate(const T* gradient, T* add_to, const T* x,
+                                                      std::size_t count, KeyOf<T> bound,
+                                                      std::uint16_t* places) {
+  std::uint16_t* end = places;
+  std::size_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+    T* to = add_to == nullptr ? nullptr : add_to + i;
+    end = list_hits(hits64(gradient + i, to, x + i, bound), i, end);
+  }
+  if (i < count) {
+    if (add_to != nullptr) accumulate(add_to + i, gradient + i, count - i);
+    end = list_hits(at_least(x + i, count - i, bound), i, end);
+  }
+  return static_cast<std::size_t>(end - places);
+}
+
+// Copy the entries at the listed places of x, which starts at position `first`; with a residual,
+// which is x then, leave 0 there.
+template <class T, class I>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void take(const std::uint16_t* __restrict places, std::size_t m,
+                                             const T* x, I first, I* __restrict positions,
+                                             T* values, T* residual) {
+  for (std::size_t i = 0; i < m; ++i) positions[i] = static_cast<I>(first + places[i]);
+  for (std::size_t i = 0; i < m; ++i) {
+    values[i] = x[places[i]];
+    if (residual != nullptr) residual[places[i]] = T{};
+  }
+}
+
 // Collect the entries of one block whose key is at least `bound` into positions and values, which
-// have room for `count` entries and 16 more; return their number. With a residual, first add the
-// gradient to it when `add` is set, then move (not copy) the entries out of it.
+// have room for `count`; return their number. With a residual, first add the gradient to it when
+// `add` is set, then move (not copy) the entries out of it. Strip by strip: what is copied is still
+// in the nearest cache, and the memory fetches the next strip meanwhile.
 template <class T, class I>
 PAROPT_TARGET std::size_t collect(const T* gradient, T* residual, bool add, std::size_t count,
                                   I first, KeyOf<T> bound, I* positions, T* values) {
-  Marks marks;
-  const T* x = residual != nullptr ? residual : gradient;
-  mark(gradient, add ? residual : nullptr, x, count, bound, marks);
-  if (marks.found * 32 < count) {
-    list_few(marks, x, first, positions, values, residual);
-  } else {
-    list_many(marks, count, x, first, positions, values, residual);
+  std::uint16_t places[kStrip + kPlaceSlack];
+  std::size_t found = 0;
+  for (std::size_t start = 0; start < count; start += kStrip) {
+    const std::size_t width = std::min(kStrip, count - start);
+    const auto at = static_cast<I>(first + start);
+    const T* g = gradient + start;
+    std::size_t m;
+    if (residual == nullptr) {
+      m = locate<T>(g, nullptr, g, width, bound, places);
+      take<T>(places, m, g, at, positions + found, values + found, nullptr);
+    } else {
+      T* r = residual + start;
+      m = add ? locate(g, r, r, width, bound, places)
+              : locate<T>(g, nullptr, r, width, bound, places);
+      take<T>(places, m, r, at, positions + found, values + found, r);
+    }
+    found += m;
   }
-  return marks.found;
+  return found;
 }
 
 template <class T>
 PAROPT_TARGET std::size_t count_reaching(const T* gradient, T* residual, std::size_t count,
                                          KeyOf<T> bound) {
-  Marks marks;
-  mark(gradient, residual, residual != nullptr ? residual : gradient, count, bound, marks);
-  return marks.found;
+  std::uint16_t places[kBlock + kPlaceSlack];
+  const T* x = residual != nullptr ? residual : gradient;
+  return locate(gradient, residual, x, count, bound, places);
 }
 
 template <class T>
@@ -347,10 +324,10 @@ PAROPT_TARGET std::size_t keep(const std::uint32_t* positions, const float* valu
     const __m512i key = _mm512_and_si512(value, magnitude);
     __mmask16 wins = _mm512_cmpgt_epu32_mask(key, least);
     if (__mmask16 tied = _mm512_cmpeq_epu32_mask(key, least); __builtin_expect(tied != 0, 0)) {
-      for (; tied != 0 && cut.ties > 0; --cut.ties) {
-        wins = static_cast<__mmask16>(wins | (tied & -tied));
-        tied = static_cast<__mmask16>(tied & (tied - 1));
-      }
+      const auto room_for = static_cast<unsigned>(std::min<std::size_t>(cut.ties, 16));
+      tied = static_cast<__mmask16>(_pdep_u32((1u << room_for) - 1, tied));  // the first of them
+      wins = static_cast<__mmask16>(wins | tied);
+      cut.ties -= static_cast<std::size_t>(__builtin_popcount(tied));
     }
     _mm512_storeu_si512(to_positions + kept, _mm512_mask_compress_epi32(position, wins, position));
     _mm512_storeu_si512(to_values + kept, _mm512_mask_compress_epi32(value, wins, value));

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -110,11 +111,19 @@ auto with_floats(const py::array& array, F f) {
 
 template <class T, class I>
 std::size_t topk_as(const T* gradient, T* residual, std::size_t n, std::size_t k,
-                    const py::array& indices, const py::array& values) {
+                    const py::array& indices, const py::array& values,
+                    const std::optional<py::array>& hint) {
   require_index_type<I>(n);
   I* i = pointer<I>(indices, k, true);
   T* v = pointer<T>(values, k, true);
-  return unlocked([=] { return paropt::topk(gradient, residual, n, k, i, v); });
+  auto* words = hint ? pointer<std::uint64_t>(*hint, sizeof(paropt::Hint) / 8, true) : nullptr;
+  paropt::Hint memory{};
+  if (words != nullptr) std::memcpy(&memory, words, sizeof memory);
+  const std::size_t nonfinite = unlocked([&] {
+    return paropt::topk(gradient, residual, n, k, i, v, words == nullptr ? nullptr : &memory);
+  });
+  if (words != nullptr) std::memcpy(words, &memory, sizeof memory);
+  return nonfinite;
 }
 
 template <class T>
@@ -125,14 +134,16 @@ T* residual_pointer(const std::optional<py::array>& residual, std::size_t n) {
 }
 
 std::size_t topk(const py::array& gradient, const std::optional<py::array>& residual, std::size_t k,
-                 const py::array& indices, const py::array& values) {
+                 const py::array& indices, const py::array& values,
+                 const std::optional<py::array>& hint) {
   const auto n = static_cast<std::size_t>(gradient.size());
   require_counts(n, k);
   return with_floats(gradient, [&](auto* g) {
     using T = std::remove_pointer_t<decltype(g)>;
     T* r = residual_pointer<T>(residual, n);
-    return holds<std::uint32_t>(indices) ? topk_as<T, std::uint32_t>(g, r, n, k, indices, values)
-                                         : topk_as<T, std::uint64_t>(g, r, n, k, indices, values);
+    return holds<std::uint32_t>(indices)
+               ? topk_as<T, std::uint32_t>(g, r, n, k, indices, values, hint)
+               : topk_as<T, std::uint64_t>(g, r, n, k, indices, values, hint);
   });
 }
 
@@ -450,7 +461,7 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("set_openmp_threads", &set_openmp_threads, py::arg("threads"),
         "Set the threads of kernels that this thread calls.");
   m.def("topk", &topk, py::arg("gradient"), py::arg("residual"), py::arg("k"), py::arg("indices"),
-        py::arg("values"));
+        py::arg("values"), py::arg("hint") = py::none());
   m.def("reach_count", &reach_count, py::arg("gradient"), py::arg("residual"), py::arg("key"));
   m.def("reach_take", &reach_take, py::arg("acc"), py::arg("clear"), py::arg("key"), py::arg("k"),
         py::arg("indices"), py::arg("values"));

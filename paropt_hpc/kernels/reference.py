@@ -85,8 +85,18 @@ _CODE_BITS = (0, 32, 64, 16, 16, 8, 4, 1)
 _GROUP = 256  # values with one scale
 
 
-def topk(gradient: _Array, residual: _Array | None, k: int, indices: _Array, values: _Array) -> int:
-    """Select by a stable sort of the keys; see `paropt_hpc.kernels.topk.select`."""
+def topk(
+    gradient: _Array,
+    residual: _Array | None,
+    k: int,
+    indices: _Array,
+    values: _Array,
+    hint: _Array | None = None,
+) -> int:
+    """Select by a stable sort of the keys; see `paropt_hpc.kernels.topk.select`.
+
+    A sort has no use for a hint, which stays as it is.
+    """
     acc = _accumulated(gradient, residual)
     winners = np.sort(np.argsort(~keys(acc), kind="stable")[:k])
     indices[:k] = winners

@@ -15,7 +15,7 @@ from paropt_hpc.kernels.index_codec import index_dtype
 from paropt_hpc.kernels.reference import keys
 from paropt_hpc.kernels.rng import philox
 
-__all__ = ["Selection", "random", "select", "threshold"]
+__all__ = ["Hint", "Selection", "random", "select", "threshold"]
 
 _SLACK = 32  # entries that `reach_take` may write past its result
 
@@ -31,12 +31,28 @@ class Selection(NamedTuple):
     nonfinite: int
 
 
+class Hint:
+    """Where the last selection ended, so that the next one over a similar vector starts there.
+
+    Gradients change little from step to step, and so does the magnitude that their k-th largest
+    entry has. A hint that is passed to every `select` of one gradient buffer saves the search for
+    it. The result never depends on a hint, which is why it needs not be saved with a checkpoint:
+    one that misleads, or was left by a vector of another length, k or dtype, costs time only.
+    """
+
+    __slots__ = ("words",)
+
+    def __init__(self) -> None:
+        self.words = np.zeros(5, np.uint64)  # Hint of csrc/topk.hpp
+
+
 def select(
     gradient: NDArray[Any],
     k: int,
     residual: NDArray[Any] | None = None,
     *,
     out: tuple[NDArray[Any], NDArray[Any]] | None = None,
+    hint: Hint | None = None,
 ) -> Selection:
     """Select the k entries of largest magnitude of a gradient, or of gradient + residual.
 
@@ -59,6 +75,8 @@ def select(
         Overwritten. Must not overlap gradient.
     out : (indices, values), optional
         Arrays of at least k entries to write to; the result then holds views of their first k.
+    hint : Hint, optional
+        What the last call for this gradient buffer left; overwritten for the next one.
 
     Returns
     -------
@@ -75,9 +93,9 @@ def select(
 
     Notes
     -----
-    The input is read once: a sample gives a bound that a little more than k entries reach, and the
-    exact choice is made among those. Ties, constant vectors and samples that mislead cost speed,
-    never exactness. Beyond the arrays it takes memory for 2k entries and 1 MB per thread, which the
+    The input is read once: a sample, or the hint, gives a bound that a little more than k entries
+    reach, and the exact choice is made among those. Ties, constant vectors and bounds that mislead
+    cost speed, never exactness. Beyond the arrays it takes memory for 2k entries and 1 MB per thread, which the
     calling thread keeps for its next call.
     """
     check_array("gradient", gradient, ALL_FLOATS)
@@ -90,7 +108,8 @@ def select(
         indices, values = np.empty(k, index_dtype(n)), np.empty(k, dtype)
     else:
         indices, values = _checked_out(out, n, k, gradient, residual)
-    nonfinite = implementation().topk(gradient, residual, k, indices, values)
+    words = None if hint is None else hint.words
+    nonfinite = implementation().topk(gradient, residual, k, indices, values, words)
     return Selection(indices, values, nonfinite)
 
 

@@ -31,11 +31,11 @@ def wide(array):
         return array.astype(np.float64)
 
 
-def check_select(gradient, k, residual=None):
+def check_select(gradient, k, residual=None, hint=None):
     with np.errstate(all="ignore"):
         acc = gradient.copy() if residual is None else residual + gradient
     gradient_before = gradient.copy()
-    indices, values, nonfinite = topk.select(gradient, k, residual)
+    indices, values, nonfinite = topk.select(gradient, k, residual, hint=hint)
 
     assert indices.dtype == np.uint32
     np.testing.assert_array_equal(indices, np.sort(order(acc)[:k]))
@@ -158,6 +158,50 @@ def test_wide_indices(path, dtype, pattern):
     np.testing.assert_array_equal(indices, expected.indices)
     np.testing.assert_array_equal(values, expected.values)
     np.testing.assert_array_equal(residual, expected_residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_hint_never_changes_the_result(path, dtype):
+    # Steady, slowly falling, suddenly lost or huge, full of ties, of another length, with NaNs.
+    rng = np.random.default_rng(5)
+    hint, residual = topk.Hint(), np.zeros(50_001, dtype)
+    scales = [1, 1, 0.97, 0.9, 0.2, 1e-3, 50, 0, 1, 1]
+    for step, scale in enumerate(scales):
+        gradient = (rng.standard_normal(50_001) * scale).astype(dtype)
+        gradient[:step] = np.nan
+        check_select(gradient, 500, hint=hint)
+        check_select(gradient, 500, residual, hint)
+        residual[:] = 0.25 * (step % 3)
+    check_select(np.ones(50_001, dtype), 500, hint=hint)
+    check_select(gradient[:3000], 500, hint=hint)
+    check_select(gradient[:3000], 0, hint=hint)
+    check_select(gradient[:3000], 3000, hint=hint)
+
+
+@given(cut=st.integers(0, 2**64 - 1), margin=st.integers(0, 2**64 - 1), near=st.booleans())
+def test_any_hint_is_safe(path, cut, margin, near):
+    gradient, residual = np.random.default_rng(1).standard_normal((2, 2000), np.float32)
+    hint = topk.Hint()
+    topk.select(gradient, 40, hint=hint)
+    hint.words[3] = hint.words[3] + np.uint64(cut % 2**20) if near else cut
+    hint.words[4] = margin % 2**20 if near else margin
+    check_select(gradient, 40, residual, hint)
+    check_select(gradient, 40, hint=hint)
+
+
+@pytest.mark.skipif(backend.native_module() is None, reason="the reference takes no hint")
+def test_a_hint_holds_the_cut_and_follows_its_fall(monkeypatch):
+    monkeypatch.setenv("PAROPT_BACKEND", "native")
+    gradient, hint = PATTERNS["normal"].copy(), topk.Hint()
+    margins = []
+    for _ in range(4):
+        found = topk.select(gradient, 3000, hint=hint)
+        assert hint.words[3] == bits(np.abs(found.values)).min()
+        margins.append(int(hint.words[4]))
+    assert margins == sorted(margins, reverse=True)
+    assert margins[-1] < margins[0]
+    topk.select(gradient / np.float32(4), 3000, hint=hint)
+    assert int(hint.words[4]) == 2 * 2 * 2**23  # twice a fall by two octaves
 
 
 def check_threshold(gradient, threshold, residual=None):
