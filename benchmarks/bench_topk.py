@@ -107,20 +107,71 @@ def fused(bench: Bench, fresh: np.ndarray) -> None:
         )
 
 
+def with_threads(count: int, call: Call) -> Call:
+    """Return the same call by this many threads."""
+
+    def run() -> None:
+        _native.set_openmp_threads(count)
+        call()
+        _native.set_openmp_threads(1)
+
+    return run
+
+
 def threads(bench: Bench, fresh: np.ndarray) -> None:
-    """Time one thread against two."""
-    case = Case(fresh, N // 100)
+    """Time one thread against two, beyond the cache and in it, beside what two can read."""
+    for n in (N, N // 10):
+        case = Case(fresh[:n], n // 100)
+        calls = {f"{count} thread(s)": with_threads(count, case.select) for count in (1, 2)}
+        calls["plain read, 2 threads"] = with_threads(2, case.read)
+        bench.case(
+            f"n={n:.0e}, 1.0%, threads".replace("e+0", "e"),
+            calls,
+            {},
+            moved=4 * n,
+            limit=case.read,
+            before=case.rewrite,
+        )
 
-    def with_threads(count: int) -> Call:
-        def run() -> None:
-            _native.set_openmp_threads(count)
-            case.select()
-            _native.set_openmp_threads(1)
 
-        return run
+class Drifting(Case):
+    """A vector whose magnitude changes by up to two percent from step to step."""
 
-    calls = {f"{count} thread(s)": with_threads(count) for count in (1, 2)}
-    bench.case("n=1e7, 1.0%, threads", calls, {}, moved=4 * N, limit=case.read, before=case.rewrite)
+    def __init__(self, fresh: np.ndarray, k: int) -> None:
+        super().__init__(fresh, k)
+        self.hint, self.step = topk.Hint(), 0
+
+    def rewrite(self) -> None:
+        """Make the next step."""
+        self.step += 1
+        np.multiply(self.fresh, np.float32(1 + 0.02 * np.sin(self.step)), out=self.gradient)
+        np.multiply(self.fresh, np.float32(0.5), out=self.residual)
+
+    def hinted(self) -> None:
+        """Select with the threshold of the last step."""
+        topk.select(self.gradient, self.k, out=self.out, hint=self.hint)
+
+    def hinted_fused(self) -> None:
+        """The same with a residual."""
+        topk.select(self.gradient, self.k, self.residual, out=self.out, hint=self.hint)
+
+
+def hints(bench: Bench, fresh: np.ndarray) -> None:
+    """Time what a threshold carried over from the last step saves."""
+    for n in (N, N // 10, N // 100):
+        for residual in ("", ", with residual"):
+            case = Drifting(fresh[:n], n // 100)
+            calls: dict[str, Call] = {"select": case.select, "select, hint": case.hinted}
+            if residual:
+                calls = {"select": case.fused, "select, hint": case.hinted_fused}
+            bench.case(
+                f"n={n:.0e}, 1.0%{residual}, from step to step".replace("e+0", "e"),
+                calls,
+                {},
+                moved=(12 if residual else 4) * n,
+                limit=case.add if residual else case.read,
+                before=case.rewrite,
+            )
 
 
 def small(bench: Bench, rng: np.random.Generator) -> None:
@@ -196,6 +247,7 @@ def main() -> None:
     densities(bench, fresh)
     fused(bench, fresh)
     threads(bench, fresh)
+    hints(bench, fresh)
     small(bench, rng)
     encode(bench, fresh)
     adversarial(bench, fresh)

@@ -89,7 +89,18 @@ void scatter_sum(T* dense, std::size_t n, const Sparse<T, I>* vectors, std::size
 #endif
 }
 
-float read_all(const float* in, std::size_t n) { return PAROPT_DISPATCH(sum_all(in, n)); }
+float read_all(const float* in, std::size_t n) {
+  const std::size_t blocks = ceil_div(n, kAddBlock);
+  [[maybe_unused]] const int threads = threads_for(blocks, 2);
+  if (threads == 1) return PAROPT_DISPATCH(sum_all(in, n));
+  float total = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : total)
+  for (std::size_t b = 0; b < blocks; ++b) {
+    const std::size_t first = b * kAddBlock;
+    total += PAROPT_DISPATCH(sum_all(in + first, std::min(kAddBlock, n - first)));
+  }
+  return total;
+}
 
 template void add(float*, const float*, std::size_t);
 template void add(double*, const double*, std::size_t);

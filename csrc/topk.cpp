@@ -100,7 +100,8 @@ template <class T>
 struct Memory {
   static constexpr std::uint64_t kType = FloatBits<T>::kInfinity;
   static constexpr std::uint64_t kOctave = kType & (~kType + 1);  // from a number to its double
-  static constexpr std::uint64_t kFirst = kOctave / 16, kLeast = std::max(kOctave / 256, 1ul);
+  static constexpr std::uint64_t kFirst = kOctave / 16,
+                                 kLeast = std::max(kOctave / 256, std::uint64_t{1});
 
   static bool fits(const Hint* hint, std::size_t n, std::size_t k) {
     return hint != nullptr && hint->n == n && hint->k == k && hint->type == kType;
