@@ -353,6 +353,23 @@ OUT = np.zeros(4, np.uint32), np.zeros(4, np.float32)
 def test_errors(path, call, error, text):
     with pytest.raises(error, match=text):
         call()
+    assert not X.any()
+    assert not OUT[0].any()
+    assert not OUT[1].any()
+
+
+def test_indices_too_narrow_for_n(path, tmp_path):
+    # A file with a hole: as long as it must be, and no memory is touched.
+    n = 2**32 + 1
+    long = np.asarray(np.memmap(tmp_path / "hole", np.float16, "w+", shape=(n,)))
+    out = np.zeros(1, np.uint32), np.zeros(1, np.float16)
+    with pytest.raises(TypeError, match="out indices must be uint64, got uint32"):
+        topk.select(long, 1, out=out)
+    if path != "reference":
+        with pytest.raises(ValueError, match=r"at most 2\^32 for uint32 indices"):
+            backend.implementation().topk(long, None, 1, *out)
+    assert not out[0].any()
+    assert not out[1].any()
 
 
 def test_errors_write_nothing(path):
