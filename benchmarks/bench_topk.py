@@ -152,7 +152,7 @@ class Drifting(Case):
         topk.select(self.gradient, self.k, out=self.out, hint=self.hint)
 
     def hinted_fused(self) -> None:
-        """The same with a residual."""
+        """Do the same with a residual."""
         topk.select(self.gradient, self.k, self.residual, out=self.out, hint=self.hint)
 
 

@@ -95,7 +95,8 @@ class Carver {
 };
 
 // A hint as keys of type T. The margin follows the cut: twice its last fall, and less from call to
-// call while it does not fall.
+// call while it does not fall. One above an eighth of an octave would bring more candidates than a
+// sample does.
 template <class T>
 struct Memory {
   static constexpr std::uint64_t kType = FloatBits<T>::kInfinity;
@@ -108,7 +109,7 @@ struct Memory {
   }
 
   static bool useful(const Hint* hint, std::size_t n, std::size_t k) {
-    return fits(hint, n, k) && hint->margin <= kOctave / 4;
+    return fits(hint, n, k) && hint->margin <= kOctave / 8;
   }
 
   static KeyOf<T> bound(const Hint& hint) {

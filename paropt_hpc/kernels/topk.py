@@ -36,8 +36,8 @@ class Hint:
 
     Gradients change little from step to step, and so does the magnitude that their k-th largest
     entry has. A hint that is passed to every `select` of one gradient buffer saves the search for
-    it. The result never depends on a hint, which is why it needs not be saved with a checkpoint:
-    one that misleads, or was left by a vector of another length, k or dtype, costs time only.
+    it. The result never depends on a hint, which is why a checkpoint does not hold it: one that
+    misleads costs time only, and one of another length, k or dtype is not used.
     """
 
     __slots__ = ("words",)
@@ -95,8 +95,8 @@ def select(
     -----
     The input is read once: a sample, or the hint, gives a bound that a little more than k entries
     reach, and the exact choice is made among those. Ties, constant vectors and bounds that mislead
-    cost speed, never exactness. Beyond the arrays it takes memory for 2k entries and 1 MB per thread, which the
-    calling thread keeps for its next call.
+    cost speed, never exactness. Beyond the arrays it takes memory for 2k entries and 1 MB per
+    thread, which the calling thread keeps for its next call.
     """
     check_array("gradient", gradient, ALL_FLOATS)
     n, k = check_counts(gradient.size, k)
