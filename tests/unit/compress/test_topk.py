@@ -17,7 +17,7 @@ def test_a_restored_compressor_sends_the_same_bytes_without_the_old_threshold(pa
     for gradient in gradients[:4]:
         assert through.compress(gradient).tobytes() == before.compress(gradient).tobytes()
     state = before.state_dict()
-    assert set(state) == {"steps", "residual", "velocity"}
+    assert set(state) == {"steps", "draws", "residual", "velocity"}
 
     resumed = started(20_000)
     resumed.load_state_dict(state)
