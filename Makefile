@@ -43,7 +43,7 @@ export PAROPT_MPIEXEC = $(MPIEXEC)
 
 SOURCES := setup.py pyproject.toml README.md LICENSE \
            $(shell find csrc paropt_hpc -name '*.?pp' -o -name '*.cu' -o -name '*.cuh' \
-                   -o -name '*.py' -o -name '*.pyi' -o -name py.typed)
+                   -o -name '*.py' -o -name '*.pyi' -o -name '*.j2' -o -name py.typed)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

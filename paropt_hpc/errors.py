@@ -44,6 +44,8 @@ class EvaluationError(ParoptError, RuntimeError):
 class StoppedError(ParoptError, RuntimeError):
     """The run was told to stop, and has saved what it needs to go on."""
 
+    status = 75  # of the process: sysexits.h's EX_TEMPFAIL, the same command once more goes on
+
 
 class MPINotFoundError(ParoptError, ImportError):
     """No MPI library can be loaded."""

@@ -19,9 +19,10 @@ from typer.main import get_command
 
 from paropt_hpc import __version__
 from paropt_hpc.cli import console
-from paropt_hpc.cluster import describe, run_selftest
+from paropt_hpc.cli.submit import submit_command
+from paropt_hpc.cluster import describe, in_job, inspect, preflight, run_selftest
 from paropt_hpc.comm import Communicator, tuning, world
-from paropt_hpc.comm.launcher import abort, launched_rank, launched_size
+from paropt_hpc.comm.launcher import abort, finish, launched_rank, launched_size
 from paropt_hpc.errors import ConfigError, ParoptError, StoppedError, is_on_every_rank
 from paropt_hpc.experiments import load_tuning, plot_search, plot_trials, tune_training
 from paropt_hpc.metaheuristics.config import load_search
@@ -30,9 +31,6 @@ from paropt_hpc.train import Config, Summary, load_config, read_summary, train
 from paropt_hpc.tuning import importance
 
 __all__ = ["main"]
-
-# What sysexits.h calls EX_TEMPFAIL: the same command, given again, goes on.
-STOPPED = 75
 
 app = typer.Typer(
     help="Parallel optimisation on MPI clusters.",
@@ -64,7 +62,7 @@ def _run(command: Callable[..., object], arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except StoppedError as error:
-        return _fail(str(error), STOPPED, everywhere=is_on_every_rank(error))
+        return _fail(str(error), StoppedError.status, everywhere=is_on_every_rank(error))
     except ParoptError as error:
         return _fail(str(error), 2, everywhere=is_on_every_rank(error))
     except Exception as error:
@@ -79,6 +77,7 @@ def _fail(text: str, status: int, *, everywhere: bool) -> int:
     if everywhere:
         if rank == 0:
             console.error(text)
+        finish()
         return status
     console.error(text if size == 1 else f"rank {rank}: {text}")
     abort(status)
@@ -136,6 +135,8 @@ def train_command(
         if trace is not None:
             assignments.append(f"run.trace={json.dumps(str(trace))}")
         config = _shared_config(comm, config_file, assignments)
+        if in_job(os.environ):
+            preflight(comm, Path(config.run.dir or "."))
         with console.progress(comm.rank) as observer:
             summary = train(config, comm, observer)
         if comm.rank == 0:
@@ -211,7 +212,7 @@ def info() -> None:
     Under `mpiexec`, also where the ranks are.
     """
     with world() as comm:
-        found = describe(comm)
+        found = [*describe(comm), *inspect(comm)]
         if comm.rank == 0:
             console.facts(found)
 
@@ -257,6 +258,11 @@ def _about_straggler(summary: Summary) -> str:
         "others to compute a step, so that they wait wherever all must meet; look at its node "
         "(clock, other jobs, pinning), or let strategy.name = 'parameter-server' deal it less work"
     )
+
+
+app.command(
+    "submit", epilog="paropt submit digits.toml --nodes 4 --ntasks-per-node 8 --time 2h --follow"
+)(submit_command)
 
 
 def _shared_config(comm: Communicator, path: Path, assignments: list[str]) -> Config:

@@ -8,12 +8,13 @@ leaves behind tells them that they are not alone.
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from paropt_hpc.comm import native
 from paropt_hpc.comm.communicator import Communicator, SerialCommunicator
 from paropt_hpc.errors import MPIMismatchError, MPINotFoundError, on_every_rank
 
-__all__ = ["abort", "launched_rank", "launched_size", "world"]
+__all__ = ["abort", "finish", "launched_rank", "launched_size", "world"]
 
 # What launchers tell the processes they start: how many there are. The nearest one first: an
 # mpiexec inside a Slurm job leaves Slurm's own variables in place.
@@ -108,6 +109,23 @@ def launched_rank(environ: Mapping[str, str]) -> int:
 
 def abort(status: int) -> None:
     """End all ranks at once, if MPI is running; local."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+    mpi = _running()
+    if mpi is not None:
         mpi.COMM_WORLD.Abort(status)
+
+
+def finish() -> None:
+    """End MPI, if it is running, so that the exit status of every rank is its own; collective.
+
+    ``python -m mpi4py`` otherwise answers a status other than 0 with ``MPI_Abort``, which kills
+    the ranks that are a little later, and the launcher then reports the kill.
+    """
+    mpi = _running()
+    if mpi is not None:
+        mpi.Finalize()
+
+
+def _running() -> Any:
+    """Return mpi4py's module while MPI is running, or None."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None

@@ -1,0 +1,245 @@
+"""Handing a job to Slurm: checked before, followed after."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from paropt_hpc.cluster.durations import parse_duration, slurm_duration
+from paropt_hpc.cluster.sbatch import MPI_PLUGINS, Job, render
+from paropt_hpc.comm import native
+from paropt_hpc.errors import ConfigError
+
+__all__ = ["Partition", "check", "follow", "mpi_plugin", "partitions", "submit", "write"]
+
+_ARRAY = re.compile(r"(\d+(-\d+(:\d+)?)?)(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
+_ENDED = {
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "TIMEOUT",
+}
+
+
+class Partition(NamedTuple):
+    """What ``sinfo`` tells of the nodes of a partition; the largest node counts."""
+
+    name: str
+    default: bool
+    nodes: int
+    cpus: int  # per node
+    gpus: int  # per node
+    seconds: int | None  # None: no limit
+
+
+def partitions() -> list[Partition]:
+    """Return what ``sinfo`` knows of the cluster; empty where there is none to ask."""
+    if shutil.which("sinfo") is None:
+        return []
+    done = _run("sinfo", "--noheader", "--exact", "--format=%R|%P|%D|%c|%G|%l")
+    found: dict[str, Partition] = {}
+    for line in done.stdout.splitlines() if done.returncode == 0 else []:
+        name, marked, nodes, cpus, gres, limit = (part.strip() for part in line.split("|"))
+        new = Partition(
+            name,
+            marked.endswith("*"),
+            int(nodes),
+            int(cpus.rstrip("+")),
+            sum(int(count) for count in re.findall(r"gpu:(?:[^:(,]+:)?(\d+)", gres)),
+            None if limit in ("infinite", "n/a") else parse_duration(limit),
+        )
+        old = found.get(name)
+        found[name] = new if old is None else _union(old, new)
+    return list(found.values())
+
+
+def _union(one: Partition, two: Partition) -> Partition:
+    return one._replace(
+        nodes=one.nodes + two.nodes, cpus=max(one.cpus, two.cpus), gpus=max(one.gpus, two.gpus)
+    )
+
+
+def check(job: Job, known: list[Partition]) -> None:
+    """Refuse what cannot run; of nodes and limits only what `known` tells.
+
+    Raises
+    ------
+    ConfigError
+        Naming the value and what is possible.
+    """
+    for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
+        if getattr(job, name) < 1:
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} must be at least 1, got {getattr(job, name)}")
+    if job.gpus_per_node < 0 or (job.template == "gpu" and job.gpus_per_node == 0):
+        raise ConfigError(f"--gpus-per-node must be at least 1, got {job.gpus_per_node}")
+    if job.array is not None and not _ARRAY.fullmatch(job.array):
+        raise ConfigError(f"--array {job.array!r} cannot be read; write 0-15, 0-15%4 or 1,3,7")
+    if job.signal_seconds >= job.seconds:
+        raise ConfigError(
+            f"--time {slurm_duration(job.seconds)} is over before the ranks are told to save, "
+            f"{job.signal_seconds} s ahead of its end; ask for more time or lower --signal-before"
+        )
+    chosen = job.site.get("partition")
+    names = [partition.name for partition in known]
+    if chosen is not None and known and not set(chosen.split(",")) <= set(names):
+        raise ConfigError(f"there is no partition {chosen!r}; sinfo knows {', '.join(names)}")
+    asked = chosen.split(",") if chosen else [each.name for each in known if each.default]
+    candidates = [partition for partition in known if partition.name in asked]
+    faults = [_fault(job, partition) for partition in candidates]
+    if faults and all(faults):
+        raise ConfigError(faults[0])
+
+
+def _fault(job: Job, partition: Partition) -> str:
+    """Say why a job cannot run in a partition; empty when it can."""
+    cpus = job.ntasks_per_node * job.cpus_per_task
+    if cpus > partition.cpus:
+        return (
+            f"{job.ntasks_per_node} tasks of {job.cpus_per_task} cpu(s) per node are {cpus} cpus, "
+            f"but a node of partition {partition.name} has {partition.cpus}; "
+            "lower --ntasks-per-node or --cpus-per-task"
+        )
+    if job.nodes > partition.nodes:
+        return f"--nodes {job.nodes}: partition {partition.name} has {partition.nodes}"
+    if job.gpus_per_node > partition.gpus:
+        return (
+            f"--gpus-per-node {job.gpus_per_node}: a node of partition {partition.name} "
+            f"has {partition.gpus}"
+        )
+    if partition.seconds is not None and job.seconds > partition.seconds:
+        return (
+            f"--time {slurm_duration(job.seconds)} is above the limit of partition "
+            f"{partition.name}, {slurm_duration(partition.seconds)}"
+        )
+    return ""
+
+
+def mpi_plugin() -> str:
+    """Return the ``srun --mpi=`` plugin that the MPI library here understands.
+
+    Raises
+    ------
+    ConfigError
+        There is no library, or an unknown one.
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False  # its name is enough, and a login node may not run MPI
+        library = native.library()
+    except (ImportError, RuntimeError) as error:
+        library = f"no MPI library ({str(error).splitlines()[0]})"
+    for start, plugin in MPI_PLUGINS.items():
+        if start in library:
+            return plugin
+    raise ConfigError(
+        f"which srun --mpi= fits {library} is not known; name it: --mpi pmi2 or --mpi pmix"
+    )
+
+
+def write(job: Job, working_folder: Path) -> Path:
+    """Write a job's script into its run folder; return its path."""
+    text = render(job, working_folder)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    _replace(job.script, text)
+    return job.script
+
+
+def submit(job: Job, script: Path) -> str:
+    """Give a written script to ``sbatch``; return the job's number, also kept beside the script.
+
+    Raises
+    ------
+    ConfigError
+        There is no ``sbatch``, or it refuses the job: with its own words.
+    """
+    if shutil.which("sbatch") is None:
+        raise ConfigError(
+            f"sbatch is not on PATH: submit {script} from a login node, or use --dry-run"
+        )
+    # The environment of a job that submits would leak into the new one.
+    clean = {name: value for name, value in os.environ.items() if not _of_a_job(name)}
+    done = _run("sbatch", "--parsable", str(script), env=clean)
+    if done.returncode != 0:
+        raise ConfigError(f"sbatch refused {script}: {' '.join(done.stderr.split())}")
+    number = done.stdout.strip().split(";")[0]
+    known = {key: str(value) for key, value in asdict(job).items() if value}
+    _replace(job.folder / "job.json", json.dumps({"job_id": number} | known, indent=2) + "\n")
+    return number
+
+
+def _of_a_job(name: str) -> bool:
+    return name.startswith(("SLURM_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")) and name not in (
+        "SLURM_CONF",
+    )
+
+
+def follow(
+    job: Job, number: str, show: Callable[[str], None], pause: float = 1.0
+) -> tuple[str, str]:
+    """Show a job's states and what its log gains until it ends.
+
+    Returns
+    -------
+    state : str
+        As Slurm names it, such as COMPLETED.
+    code : str
+        Exit status and signal of its script, such as ``0:0``.
+    """
+    log = Path(job.log.replace("%x", job.name).replace("%j", number))
+    state, shown = "", 0
+    while True:
+        described = _describe(number)
+        now = described.get("JobState", "UNKNOWN")
+        if now != state:
+            reason = described.get("Reason", "None")
+            show(f"job {number}: {now}" + (f" ({reason})" if reason != "None" else ""))
+            state = now
+        shown = _show_tail(log, shown, show)
+        if now in _ENDED or not described:
+            return now, described.get("ExitCode", "unknown")
+        time.sleep(pause)
+
+
+def _describe(number: str) -> dict[str, str]:
+    """Return what the controller knows of a job, for a few minutes after its end as well."""
+    done = _run("scontrol", "show", "job", "--oneliner", number)
+    return dict(part.split("=", 1) for part in done.stdout.split() if "=" in part)
+
+
+def _show_tail(log: Path, shown: int, show: Callable[[str], None]) -> int:
+    """Show the whole lines that a log has gained since position `shown`; return the new one."""
+    if not log.exists():
+        return shown
+    with log.open("rb") as file:
+        file.seek(shown)
+        whole, newline, _ = file.read().rpartition(b"\n")
+    for line in whole.decode(errors="replace").split("\n") if newline else []:
+        show(line)
+    return shown + len(whole) + len(newline)
+
+
+def _run(*command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, env=env
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{command[0]} does not answer; is the Slurm controller up?") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
