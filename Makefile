@@ -69,6 +69,9 @@ FUZZ_SECONDS ?= 60
 FUZZED   := common index_codec libsvm message quantize
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1 -g
 
+# More ranks than cores: one that waits gives its core away. Not for benchmarks.
+test-mpi test-unit: export MPIR_CVAR_POLLS_BEFORE_YIELD = 1
+test-mpi test-unit: export MPIR_CVAR_ENABLE_HEAVY_YIELD = 1
 # Every rank must collect and draw the same examples: no plugin caches, no random seeds.
 test-mpi: build
 	@for n in $(NP); do \
