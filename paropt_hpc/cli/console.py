@@ -1,7 +1,7 @@
 """What a person sees: lines, tables, the progress bar, errors."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ __all__ = [
     "search",
     "search_progress",
     "summary",
+    "table",
     "timings",
     "trials",
     "tuning_progress",
@@ -63,13 +64,13 @@ def warning(text: str) -> None:
 
 def summary(values: Mapping[str, Any]) -> None:
     """Print the figures of one run."""
-    _table(["", "result"], [[label, text] for label, text in figures(values).items()])
+    table(["", "result"], [[label, text] for label, text in figures(values).items()])
 
 
 def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the figures of several runs side by side."""
     header, *rows = compare_runs(summaries)
-    _table(header, rows)
+    table(header, rows)
 
 
 def facts(found: list[Fact]) -> None:
@@ -169,7 +170,7 @@ def search(values: Mapping[str, Any]) -> None:
     best = values["best"]
     for name, value in best.items() if isinstance(best, dict) else ():
         rows[name] = _short(value)
-    _table(["", "result"], [[label, text] for label, text in rows.items()])
+    table(["", "result"], [[label, text] for label, text in rows.items()])
 
 
 @contextmanager
@@ -199,9 +200,9 @@ def trials(records: list[Record], shares: Mapping[str, float], most: int = 10) -
         [str(r.number), f"{r.value:.6g}", r.state, *(_short(r.params[name]) for name in names)]
         for r in done[:most]
     ]
-    _table(["trial", "value", "state", *names], rows)
+    table(["trial", "value", "state", *names], rows)
     if shares:
-        _table(["parameter", "explains alone"], [[name, f"{s:.0%}"] for name, s in shares.items()])
+        table(["parameter", "explains alone"], [[name, f"{s:.0%}"] for name, s in shares.items()])
 
 
 def _short(value: Any) -> str:
@@ -246,13 +247,14 @@ def _parent(process: int) -> int:
     return int(status.rpartition(")")[2].split()[1])
 
 
-def _table(header: list[str], rows: list[list[str]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
+def table(header: Sequence[str], rows: list[list[str]]) -> None:
+    """Print rows below a header, the first column to the left."""
+    printed = Table(box=box.SIMPLE_HEAD)
     for number, title in enumerate(header):
-        table.add_column(escape(title), justify="right" if number else "left")
+        printed.add_column(escape(title), justify="right" if number else "left")
     for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    _out().print(table, highlight=False)
+        printed.add_row(*(escape(cell) for cell in row))
+    _out().print(printed, highlight=False)
 
 
 def _out() -> Console:

@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from paropt_hpc import __version__
 from paropt_hpc.cli import console
+from paropt_hpc.cli.experiment import experiment_command
 from paropt_hpc.cli.submit import submit_command
 from paropt_hpc.cluster import describe, in_job, inspect, preflight, run_selftest
 from paropt_hpc.comm import Communicator, tuning, world
@@ -135,7 +136,7 @@ def train_command(
         if trace is not None:
             assignments.append(f"run.trace={json.dumps(str(trace))}")
         config = _shared_config(comm, config_file, assignments)
-        if in_job(os.environ):
+        if in_job():
             preflight(comm, Path(config.run.dir or "."))
         with console.progress(comm.rank) as observer:
             summary = train(config, comm, observer)
@@ -260,6 +261,7 @@ def _about_straggler(summary: Summary) -> str:
     )
 
 
+app.command("experiment", epilog="paropt experiment matrix.toml --retry")(experiment_command)
 app.command(
     "submit", epilog="paropt submit digits.toml --nodes 4 --ntasks-per-node 8 --time 2h --follow"
 )(submit_command)

@@ -25,9 +25,9 @@ RANKS = "PAROPT_RANKS"
 _ATTRIBUTE_CACHE = 15.0
 
 
-def in_job(environ: Mapping[str, str]) -> bool:
+def in_job() -> bool:
     """Say whether a scheduler has started this process; local."""
-    return RANKS in environ or "SLURM_JOB_ID" in environ
+    return RANKS in os.environ or "SLURM_JOB_ID" in os.environ
 
 
 def preflight(comm: Communicator, folder: Path | None = None) -> None:

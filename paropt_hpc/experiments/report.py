@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["comparison", "figures"]
+__all__ = ["comparison", "data_size", "figures"]
 
 
 def figures(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -24,8 +24,8 @@ def figures(summary: Mapping[str, Any]) -> dict[str, str]:
         **_split(summary),
         "time in communication": f"{summary['comm_share']:.1%}",
         "jitter of that time": f"{summary['comm_jitter']:.0%}",
-        "sent per rank and step": _bytes(sent),
-        "dense would have sent": _bytes(dense),
+        "sent per rank and step": data_size(sent),
+        "dense would have sent": data_size(dense),
         "fewer bytes than dense": f"{dense / sent:.1f}x" if sent else "-",
     }
 
@@ -59,7 +59,8 @@ def _split(summary: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
-def _bytes(count: float) -> str:
+def data_size(count: float) -> str:
+    """Write a number of bytes with a decimal unit."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on this machine: munge, one controller, two node daemons, no root files.
+"""A real Slurm of two nodes on this machine: munge, one controller, two node daemons.
 
 Everything lives in one folder, with its own ports and sockets. Processes are ended by the pids
 that were started here, and by those of the job steps that a killed node leaves behind.
@@ -87,6 +87,9 @@ class Cluster:
         self.environ = os.environ | {
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "PATH": search_path(),
+            # Jobs share the cores of this machine: a rank that waits gives its core away.
+            "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
+            "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
         }
 
     def __enter__(self):

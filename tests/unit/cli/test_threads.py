@@ -31,3 +31,16 @@ def test_a_bound_rank_uses_its_cores(eight_cores, monkeypatch):
     environ = {"MPI_LOCALNRANKS": "8"}
     share_cores(environ)
     assert environ["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(("ranks", "yields"), [("8", False), ("9", True)])
+def test_ranks_without_a_core_of_their_own_do_not_spin(eight_cores, ranks, yields):
+    environ = {"MPI_LOCALNRANKS": ranks}
+    share_cores(environ)
+    assert ("MPIR_CVAR_ENABLE_HEAVY_YIELD" in environ) is yields
+
+
+def test_what_the_user_says_of_spinning_stays(eight_cores):
+    environ = {"MPI_LOCALNRANKS": "9", "MPIR_CVAR_POLLS_BEFORE_YIELD": "50"}
+    share_cores(environ)
+    assert environ["MPIR_CVAR_POLLS_BEFORE_YIELD"] == "50"
