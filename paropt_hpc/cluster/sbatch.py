@@ -29,7 +29,12 @@ MPI_PLUGINS = {"MPICH": "pmi2", "Intel": "pmi2", "MVAPICH": "pmi2", "Open MPI": 
 
 
 # Which template a strategy runs best with; the others with "train".
-_STRATEGIES = {"gossip": "gossip", "push-sum": "gossip", "choco": "gossip", "server": "server"}
+_STRATEGIES = {
+    "gossip": "gossip",
+    "push-sum": "gossip",
+    "choco": "gossip",
+    "parameter-server": "parameter-server",
+}
 # A key that only the configuration of that command has.
 _COMMANDS = {"objective": "islands", "tune": "tune", "axes": "experiment"}
 

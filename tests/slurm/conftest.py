@@ -1,7 +1,12 @@
 import os
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 from cluster import Cluster, why_not
 
 
