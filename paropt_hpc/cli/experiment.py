@@ -35,8 +35,8 @@ def experiment_command(
     """Run every combination of some settings, several times each, and report on them.
 
     The runs are started here by mpiexec, one after the other; what has a result is not run again,
-    and a run that fails does not lose the others. On Slurm an array runs them: `paropt submit MATRIX
-    --array 0-23 --ntasks-per-node 4`, then `paropt experiment MATRIX --report`.
+    and a run that fails does not lose the others. On Slurm an array runs them: `paropt submit
+    MATRIX --array 0-23 --ntasks-per-node 4`, then `paropt experiment MATRIX --report`.
 
     A matrix is, for example:
 

@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from paropt_hpc import __version__
 from paropt_hpc.cli import console
+from paropt_hpc.cli.advise import advise_command
 from paropt_hpc.cli.experiment import experiment_command
 from paropt_hpc.cli.submit import submit_command
 from paropt_hpc.cluster import describe, in_job, inspect, preflight, run_selftest
@@ -261,6 +262,9 @@ def _about_straggler(summary: Summary) -> str:
     )
 
 
+app.command("advise", epilog="paropt advise digits.toml --network 25Gbit --nodes 8 --memory 80GB")(
+    advise_command
+)
 app.command("experiment", epilog="paropt experiment matrix.toml --retry")(experiment_command)
 app.command(
     "submit", epilog="paropt submit digits.toml --nodes 4 --ntasks-per-node 8 --time 2h --follow"

@@ -118,6 +118,6 @@ def _preamble(analysis: Analysis) -> str:
     metric = target.metric.replace("_", " ")
     return (
         f"The target is a {metric} of {relation} {target.value:g}. Medians, with the extremes of "
-        "the repeats in brackets. Speed-up is the ratio of the times to the target, against the same "
-        "settings on the fewest ranks."
+        "the repeats in brackets. Speed-up is the ratio of the times to the target, against the "
+        "same settings on the fewest ranks."
     )
