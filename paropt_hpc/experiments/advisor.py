@@ -2,7 +2,8 @@
 
 Three questions decide: does a replica of the model fit one device, what share of a step would be
 communication, and how much data is there. All times are of one global batch of B samples on P
-ranks, so that the ways can be compared; a message of n bytes takes ``a + n / b`` (latency, bandwidth).
+ranks, so that the ways can be compared; a message of n bytes takes ``a + n / b``
+(latency, bandwidth).
 
 ==================  ==========================================================================
 compute             ``t0 + t1 B / P``: a fixed part of a step, and one per sample
@@ -257,7 +258,8 @@ def _fits(work: Workload, machine: Machine, dense: Way) -> str:
 
 
 def _share(dense: Way) -> str:
-    return f"a dense step takes {written_time(dense.seconds)}, {dense.communication:.0%} of it communication"
+    seconds, share = written_time(dense.seconds), f"{dense.communication:.0%}"
+    return f"a dense step takes {seconds}, {share} of it communication"
 
 
 def _data(work: Workload, machine: Machine) -> str:
