@@ -166,6 +166,8 @@ def optimize(
             if config.run.dir is None:
                 run = config.run.model_copy(update={"dir": str(Path("runs") / config_file.stem)})
                 config = config.model_copy(update={"run": run})
+        if in_job():
+            preflight(comm, Path(str(config.run.dir)))
         with console.search_progress(comm.rank) as observer:
             summary = minimise(config, comm, observer)
         if comm.rank == 0:
@@ -190,6 +192,8 @@ def tune(config_file: ConfigFile, assignments: Assignments = None, resume: Resum
             if config.tune.dir is None:
                 found = config.tune.model_copy(update={"dir": str(Path("runs") / config_file.stem)})
                 config = config.model_copy(update={"tune": found})
+        if in_job():
+            preflight(comm, Path(str(config.tune.dir)))
         with console.tuning_progress(comm.rank) as observer:
             space, records = tune_training(config, comm, observer)
         if comm.rank == 0:

@@ -35,8 +35,12 @@ _STRATEGIES = {
     "choco": "gossip",
     "parameter-server": "parameter-server",
 }
-# A key that only the configuration of that command has.
-_COMMANDS = {"objective": "islands", "tune": "tune", "axes": "experiment"}
+# A table that only the configuration of that command has, and the one that names its folder.
+_COMMANDS = {
+    "objective": ("islands", "run"),
+    "tune": ("tune", "tune"),
+    "axes": ("experiment", "run"),
+}
 
 
 class Purpose(NamedTuple):
@@ -58,9 +62,9 @@ def purpose(config: Path) -> Purpose:
         values = tomllib.loads(config.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         values = {}  # `load_config` says what is wrong
-    for key, template in _COMMANDS.items():
+    for key, (template, section) in _COMMANDS.items():
         if key in values:
-            return Purpose(template, Path(values.get("run", {}).get("dir", _folder(config))))
+            return Purpose(template, Path(values.get(section, {}).get("dir", _folder(config))))
     settings = load_config(config)
     template = _STRATEGIES.get(settings.strategy.name, "train")
     return Purpose(template, Path(settings.run.dir or _folder(config)))

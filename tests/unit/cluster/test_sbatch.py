@@ -88,7 +88,11 @@ def test_a_template_that_is_not_there():
     [
         ("", "train"),
         ('[strategy]\nname = "gossip"\n', "gossip"),
+        ('[strategy]\nname = "parameter-server"\n', "parameter-server"),
         ('[compress]\nmethod = "topk"\n', "train"),
+        ('[objective]\nfunction = "sphere"\n', "islands"),
+        ("[tune]\ntrials = 4\n", "tune"),
+        ("[axes]\nranks = [1, 2]\n", "experiment"),
     ],
 )
 def test_a_configuration_names_its_template(tmp_path, text, template):
