@@ -4,7 +4,7 @@ import io
 import itertools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paropt_hpc.experiments.analysis import Analysis, Point
 
@@ -41,7 +41,7 @@ def _svg(plot: Callable[["Axes"], None]) -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "paropt", "font.size": 9, "axes.spines.top": False}
+    settings: Any = {"svg.hashsalt": "paropt", "font.size": 9, "axes.spines.top": False}
     with rc_context(settings | {"axes.spines.right": False, "svg.fonttype": "none"}):
         figure = Figure(figsize=(6.4, 3.4), layout="constrained")
         plot(figure.add_subplot())

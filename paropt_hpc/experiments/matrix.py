@@ -58,7 +58,7 @@ class Matrix(Section):
 
     def cells(self) -> list["Cell"]:
         """Return every run of the experiment, repeats next to one another."""
-        found = []
+        found: list[Cell] = []
         for combination in itertools.product(*self.axes.values()):
             point = {name: _name(v) for name, v in zip(self.axes, combination, strict=True)}
             settings = dict(_settings(self.axes, combination))

@@ -164,7 +164,7 @@ def test_every_rank_has_its_own_gpu(slurm, folder, mpi):
         "import os, sys\n"
         "from paropt_hpc.comm import world\n"
         "from paropt_hpc.cluster import local_device\n"
-        "from paropt_hpc.cluster.preflight import visible_devices\n"
+        "from paropt_hpc.cluster.inspection import visible_devices\n"
         "with world() as comm:\n"
         "    count = visible_devices(os.environ)\n"
         "    line = f'{comm.rank} of {comm.size}: {local_device(comm, count)} of {count}'\n"

@@ -44,7 +44,7 @@ def test_versions_that_differ_name_the_rank(comm, monkeypatch):
     if comm.size == 1:
         pytest.skip("needs two ranks to differ")
     if comm.rank == comm.size - 1:
-        monkeypatch.setattr("paropt_hpc.cluster.preflight.__version__", "0.0.1")
+        monkeypatch.setattr("paropt_hpc.cluster.inspection.__version__", "0.0.1")
     with pytest.raises(ConfigError, match=rf"rank {comm.size - 1} on .* paropt-hpc 0\.0\.1"):
         preflight(comm)
 
@@ -52,7 +52,7 @@ def test_versions_that_differ_name_the_rank(comm, monkeypatch):
 def test_a_folder_of_one_rank_alone(comm, monkeypatch, tmp_path, shared_folder):
     if comm.size == 1:
         pytest.skip("needs two ranks to differ")
-    monkeypatch.setattr("paropt_hpc.cluster.preflight._ATTRIBUTE_CACHE", 0.3)
+    monkeypatch.setattr("paropt_hpc.cluster.inspection._ATTRIBUTE_CACHE", 0.3)
     folder = shared_folder if comm.rank < comm.size - 1 else tmp_path
     with pytest.raises(ConfigError, match=rf"not the same on rank {comm.size - 1}"):
         preflight(comm, folder)
