@@ -97,7 +97,7 @@ def test_a_failed_job_says_so(slurm, folder):
     done = slurm.run(*command, "--time", "10m", timeout=120)
     assert done.returncode == 2
     assert "ended as FAILED" in done.stderr
-    assert "no longer finite" in done.stdout
+    assert "the loss is" in done.stdout
 
 
 def test_more_than_a_node_has(slurm, folder):
@@ -116,7 +116,6 @@ def test_a_preempted_job_goes_on_as_if_nothing_had_happened(slurm, folder):
     await_training(slurm, folder, number)
     urgent = slurm.run("sbatch", "--parsable", "-phigh", "-N2", "--exclusive", "--wrap=sleep 1")
     slurm.wait(urgent.stdout.strip(), "COMPLETED")
-    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
     ended = slurm.wait(number, "COMPLETED", "FAILED", "CANCELLED", seconds=150)
     assert ended["JobState"] == "COMPLETED", log_of(folder)
     assert int(ended["Restarts"]) >= 1
