@@ -8,6 +8,7 @@ they may be waiting for it.
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
@@ -33,6 +34,9 @@ from paropt_hpc.train import Config, Summary, load_config, read_summary, train
 from paropt_hpc.tuning import importance
 
 __all__ = ["main"]
+
+# A launcher may end the ranks before it has read what they said: seconds to read it in.
+_LAST_WORDS = 0.2
 
 app = typer.Typer(
     help="Parallel optimisation on MPI clusters.",
@@ -82,6 +86,7 @@ def _fail(text: str, status: int, *, everywhere: bool) -> int:
         finish()
         return status
     console.error(text if size == 1 else f"rank {rank}: {text}")
+    time.sleep(_LAST_WORDS)
     abort(status)
     return status
 

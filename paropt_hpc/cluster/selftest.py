@@ -122,7 +122,10 @@ def _check_topk() -> None:
 
 def _check_index_codec() -> None:
     for indices, _, n in _messages():
-        for codec in index_codec.Codec:
+        codecs = set(index_codec.Codec)
+        if indices.size < n:
+            codecs.remove(index_codec.Codec.FULL)
+        for codec in sorted(codecs):
             data = index_codec.encode(indices, n, codec)
             _same(codec.name, index_codec.decode(data, n, indices.size, codec), indices)
             with _oracle():
