@@ -186,7 +186,7 @@ def test_failures_without_end_end_the_run_on_all_ranks(comm, count):
 
     best = [math.inf]
     search = Search(comm, archipelago(count), hopeless, max_failures=30)
-    with pytest.raises(EvaluationError, match=r"30? ?.*evaluations in a row.*licence server"):
+    with pytest.raises(EvaluationError, match=r"[3-9]\d evaluations in a row.*licence server"):
         search.run(Budget(generations=1000))
     search.free()
 
