@@ -18,6 +18,8 @@ from network_namespaces import SlowNetwork
 def names():
     return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
 
+# A shell starts what runs in the background with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 prefix = f"paropt-{{os.getpid()}}-"
 try:
     with SlowNetwork(2, 1e8) as network:
