@@ -24,6 +24,7 @@ from paropt_hpc.train.normalisation import BatchNorm, VirtualBatchNorm
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.parameter_server import ParameterServer
 from paropt_hpc.train.prefetch import Prefetch
+from paropt_hpc.train.ragged import BucketSampler, Ragged, bucket_edges
 from paropt_hpc.train.readers import Rows, Sparse, open_hdf5, open_npy, read_libsvm
 from paropt_hpc.train.replica import Replica
 from paropt_hpc.train.samplers import Shard, ShardedSampler
@@ -49,6 +50,7 @@ __all__ = [
     "AsyncGossip",
     "Batch",
     "BatchNorm",
+    "BucketSampler",
     "ChocoGossip",
     "Config",
     "Conv2D",
@@ -73,6 +75,7 @@ __all__ = [
     "Polynomial",
     "Prefetch",
     "PushSum",
+    "Ragged",
     "ReLU",
     "Replica",
     "Rows",
@@ -86,6 +89,7 @@ __all__ = [
     "Trainer",
     "VirtualBatchNorm",
     "WarmRestarts",
+    "bucket_edges",
     "load_config",
     "load_dataset",
     "open_hdf5",

@@ -19,10 +19,11 @@ from paropt_hpc.train.early_stopping import EarlyStopping
 from paropt_hpc.train.gossip import ChocoGossip, Gossip, PushSum
 from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.loss_scale import LossScale
-from paropt_hpc.train.models import CNN, MLP, Model, Norm, Softmax
+from paropt_hpc.train.models import CNN, MLP, EmbeddingBag, Model, Norm, Softmax
 from paropt_hpc.train.normalisation import BatchNorm, VirtualBatchNorm
 from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.parameter_server import ParameterServer, count_workers, default_bound
+from paropt_hpc.train.ragged import Ragged
 from paropt_hpc.train.schedules import (
     Cosine,
     Exponential,
@@ -55,11 +56,18 @@ def worker_count(config: Config, size: int) -> int:
 def build_model(config: Config, data: Dataset) -> Model:
     """Return the model that a configuration names, for this data."""
     settings = config.model
-    if settings.name == "softmax":
-        return Softmax(data.features, data.classes)
     if ":" in settings.name:
         return _own_model(config, data)
+    ragged = isinstance(data.train.x, Ragged)
+    if ragged != (settings.name == "embedding-bag"):
+        has, fits = ("varying length", "'embedding-bag'") if ragged else ("one length", "'mlp'")
+        raise ConfigError(f"model.name {settings.name!r} does not fit samples of {has}; use {fits}")
+    if settings.name == "softmax":
+        return Softmax(data.features, data.classes)
     norm = _norm(settings)
+    if ragged:
+        width = settings.embedding
+        return EmbeddingBag(data.features, width, settings.hidden, data.classes, norm)
     if settings.name == "cnn":
         image = _image(settings, data.features)
         return CNN(image, settings.channels, settings.hidden, data.classes, norm)

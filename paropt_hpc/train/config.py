@@ -19,7 +19,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 FORMATS = ("digits", "libsvm", "idx", "npz", "npy", "hdf5")
-MODELS = ("softmax", "mlp", "cnn")
+MODELS = ("softmax", "mlp", "cnn", "embedding-bag")
 # Strategies whose ranks take every step together.
 IN_STEP = ("allreduce", "localsgd", "gossip", "push-sum", "choco")
 
@@ -55,6 +55,7 @@ class DataConfig(Section):
     classes: Annotated[int, Field(ge=2)] | None = None  # by default from the training labels
     features: Positive | None = None  # libsvm only: by default the largest index
     scale: Literal["max", "standard", "none"] = "max"  # of the features, by the training part
+    buckets: Positive = 8  # of samples of varying length, by their length
     prefetch: Annotated[int, Field(ge=0)] = 0  # batches that a thread reads ahead
     options: dict[str, Any] = Field(default={})  # further arguments of module:callable
 
@@ -73,9 +74,10 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The model and the type of its parameters."""
 
-    name: str = "mlp"  # or softmax, cnn, or module:callable
+    name: str = "mlp"  # or softmax, cnn, embedding-bag, or module:callable
     hidden: list[Positive] = Field(default=[128])  # widths of the hidden layers; not softmax
     channels: list[Positive] = Field(default=[8, 16])  # cnn: filters of its convolutions
+    embedding: Positive = 32  # embedding-bag: width of the vector of a token
     image: list[Positive] | None = None  # cnn: height, width, channels; by default square and grey
     norm: Literal["none", "batch", "virtual"] = "none"  # batch: over all ranks, as on one
     virtual_batch: Annotated[int, Field(ge=2)] = 16  # virtual: samples that are normalised together

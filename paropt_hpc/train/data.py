@@ -14,6 +14,7 @@ from paropt_hpc.kernels import rng
 from paropt_hpc.train.config import DataConfig
 from paropt_hpc.train.custom import call
 from paropt_hpc.train.models import Batch
+from paropt_hpc.train.ragged import Ragged, bucket_edges
 from paropt_hpc.train.readers import Rows, open_hdf5, open_npy, read_libsvm
 
 __all__ = ["Dataset", "load_dataset", "read_digits", "read_idx", "read_npz"]
@@ -60,20 +61,38 @@ def load_dataset(config: DataConfig, seed: int, dtype: str) -> Dataset:
         x, x_test = _part(x), _part(x_test)
     if not x.shape[0]:
         raise DataError("there are no training samples; check data.train")
-    _check_features(x, x_test)
+    if isinstance(x, Ragged) != isinstance(x_test, Ragged):
+        raise DataError("training and test samples must both have one length, or both lengths")
+    if isinstance(x, Ragged):
+        x, x_test = _bucketed(x, x_test, config.buckets)
+    else:
+        _check_features(x, x_test)
     y, y_test, classes = _number_labels(config, y, y_test)
     x, x_test = _scaled(config.scale, _typed(x, dtype), _typed(x_test, dtype))
     return Dataset(Batch(x, y), Batch(x_test, y_test), classes)
 
 
+def _bucketed(x: Ragged, x_test: Ragged, buckets: int) -> tuple[Ragged, Ragged]:
+    """Pad both parts to the buckets of the training part, with tokens for both."""
+    edges, tokens = bucket_edges(x.lengths, buckets), max(x.shape[1], x_test.shape[1])
+    parts = x.widened(tokens), x_test.widened(tokens)
+    for part in parts:
+        part.edges = edges
+    return parts
+
+
 def _part(x: Any, rows: NDArray[np.int64] | None = None) -> Any:
     """Return some rows, all by default: a copy in memory, or a view of what is elsewhere."""
+    if isinstance(x, Ragged):
+        return x if rows is None else x.take(rows)
     if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
         return x if rows is None else x[rows]
     return Rows(x, rows)
 
 
 def _typed(x: Any, dtype: str) -> Any:
+    if isinstance(x, Ragged):
+        return x  # tokens are numbers of vectors
     if isinstance(x, Rows):
         x.dtype = np.dtype(dtype)
         return x
@@ -94,9 +113,15 @@ def read_digits() -> Samples:
 
 
 def read_npz(path: str | Path) -> Samples:
-    """Return the arrays ``x`` (samples, features) and ``y`` (samples,) of an .npz file."""
+    """Return the arrays ``x`` (samples, features) and ``y`` (samples,) of an .npz file.
+
+    Instead of ``x`` it may have ``values`` (tokens,) and ``offsets`` (samples + 1,): then the
+    samples are sequences of tokens, a `Ragged`.
+    """
     try:
         with _existing(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            if {"values", "offsets", "y"} <= set(file.files):
+                return Ragged(file["values"], file["offsets"]), file["y"]
             missing = {"x", "y"} - set(file.files)
             if missing:
                 raise DataError(
@@ -290,6 +315,8 @@ def _check_labels(y: NDArray[Any], valid: NDArray[np.bool_], names: NDArray[Any]
 
 def _scaled(how: str, x: Any, x_test: Any) -> tuple[Any, Any]:
     """Scale by what the training part shows; the test part never leaks into it."""
+    if isinstance(x, Ragged):
+        return x, x_test
     shift, factor = _scale(how, x)
     if isinstance(x, Rows):
         for part in (x, x_test):

@@ -29,6 +29,7 @@ from paropt_hpc.train.data import load_dataset
 from paropt_hpc.train.meter import Meter, Observer
 from paropt_hpc.train.models import Batch
 from paropt_hpc.train.prefetch import Prefetch
+from paropt_hpc.train.ragged import BucketSampler, Ragged
 from paropt_hpc.train.samplers import Shard, ShardedSampler
 from paropt_hpc.train.strategies import combine
 from paropt_hpc.train.timeline import Timeline
@@ -103,12 +104,12 @@ class Trainer:
         self.comm = comm
         settings = config.train
         self.data = load_dataset(config.data, config.run.seed, config.model.dtype)
-        self.sampler = ShardedSampler(
-            len(self.data.train.y),
-            settings.batch,
-            comm.rank,
-            worker_count(config, comm.size),
-            config.run.seed,
+        x = self.data.train.x
+        ranks = comm.rank, worker_count(config, comm.size)
+        self.sampler = (
+            BucketSampler(x, settings.batch, *ranks, config.run.seed)
+            if isinstance(x, Ragged)
+            else ShardedSampler(len(x), settings.batch, *ranks, config.run.seed)
         )
         self.model = build_model(config, self.data)
         self._tells_progress = "ready" in signature(self.model.loss_and_grad).parameters
@@ -390,6 +391,8 @@ class Trainer:
             "seconds": meter.gather(),
             **self.strategy.metrics(self.params),
         }
+        if isinstance(self.sampler, BucketSampler):
+            record["padding"] = self.sampler.padding(epoch)
         if meter.straggler is not None:
             record["straggler"] = meter.straggler._asdict()
         if self.folder is not None:
