@@ -17,6 +17,7 @@ pipeline            ``(M + S - 1) / M`` times the computing on S stages with M m
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -142,75 +143,83 @@ def advise(work: Workload, machine: Machine) -> Advice:
 
 def ways(work: Workload, machine: Machine) -> list[Way]:
     """Predict every way of running; pure."""
-    p, n = machine.ranks, work.gradient_bytes
-    compute = work.step_seconds + work.sample_seconds * work.batch / p
-    plain = work.memory(p)
-    exchange = machine.allreduce(n)
+    compute = work.step_seconds + work.sample_seconds * work.batch / machine.ranks
+    plain = _Plain(compute, work.memory(machine.ranks))
+    pipelines = _pipelines(work, machine, compute)
+    if machine.ranks == 1:
+        return [plain.way("all-reduce", 0.0, "", "as it is: there is one rank"), *pipelines]
+    return [
+        *_dense(work, machine, plain),
+        _sparse(work, machine, plain),
+        *_drifting(work, machine, plain),
+        _server(work, machine, plain.memory),
+        *pipelines,
+    ]
+
+
+class _Plain(NamedTuple):
+    """What a replica costs without communication."""
+
+    seconds: float
+    memory: float
 
     def way(
-        name: str,
-        talk: float,
-        settings: str,
-        remark: str,
-        *,
-        more: float = 0.0,
-        memory: float = plain,
-        converges: bool = True,
+        self, name: str, talk: float, settings: str, remark: str, *, converges: bool = True
     ) -> Way:
-        seconds = compute + more + talk
-        return Way(name, seconds, talk / seconds, memory, converges, settings, remark)
+        """Return the way that adds so many seconds of communication."""
+        seconds = self.seconds + talk
+        return Way(name, seconds, talk / seconds, self.memory, converges, settings, remark)
 
-    entries = max(1, round(DENSITY * work.parameters))
-    rounds = math.ceil(math.log2(p)) if p > 1 else 0
-    sparse = rounds * machine.message(0) + max(0, p - 1) * (
-        machine.message(entries * _ENTRY_BYTES) - machine.message(0)
-    )
-    found = [
-        way("all-reduce", exchange, 'strategy.name = "allreduce"', "as one process, step for step"),
-        way(
+
+def _dense(work: Workload, machine: Machine, plain: _Plain) -> list[Way]:
+    exchange, grown = machine.allreduce(work.gradient_bytes), ACCUMULATE * work.batch
+    return [
+        plain.way(
+            "all-reduce", exchange, 'strategy.name = "allreduce"', "as one process, step for step"
+        ),
+        plain.way(
             f"accumulate {ACCUMULATE}",
             exchange / ACCUMULATE,
             f"train.accumulate = {ACCUMULATE}",
-            f"as a batch of {ACCUMULATE * work.batch}: scale train.lr, and check the epochs needed",
-            converges=ACCUMULATE * work.batch * 20 <= work.samples,
+            f"as a batch of {grown}: scale train.lr, and check the epochs needed",
+            converges=20 * grown <= work.samples,
         ),
     ]
-    if p == 1:
-        return [found[0], *_pipelines(work, machine, compute)]
-    return [
-        *found,
-        way(
-            f"Top-k {DENSITY:.0%}",
-            sparse,
-            f'compress.method = "topk"\ncompress.density = {DENSITY}',
-            "with error feedback; wants warm-up epochs at small densities",
-            more=work.select_seconds,
-            memory=work.memory(p, extra=1),
-        ),
-        way(
-            f"local SGD, {PERIOD} steps",
-            exchange / PERIOD,
-            f'strategy.name = "localsgd"\nstrategy.period = {PERIOD}',
-            "ranks drift apart between averages",
-            converges=False,
-        ),
-        way(
-            "gossip, one peer",
-            machine.message(n),
-            'strategy.name = "gossip"\nstrategy.topology = "one-peer-exponential"',
+
+
+def _sparse(work: Workload, machine: Machine, plain: _Plain) -> Way:
+    """Everybody gets the messages of all others, by recursive doubling."""
+    p, entries = machine.ranks, max(1, round(DENSITY * work.parameters))
+    latency = machine.message(0)
+    each = machine.message(entries * _ENTRY_BYTES) - latency
+    talk = math.ceil(math.log2(p)) * latency + (p - 1) * each
+    busy = _Plain(plain.seconds + work.select_seconds, work.memory(p, extra=1))
+    return busy.way(
+        f"Top-k {DENSITY:.0%}",
+        talk,
+        f'compress.method = "topk"\ncompress.density = {DENSITY}',
+        "with error feedback; wants warm-up epochs at small densities",
+    )
+
+
+def _drifting(work: Workload, machine: Machine, plain: _Plain) -> Iterator[Way]:
+    """Ranks have parameters of their own, which agree in the mean."""
+    n = work.gradient_bytes
+    yield plain.way(
+        f"local SGD, {PERIOD} steps",
+        machine.allreduce(n) / PERIOD,
+        f'strategy.name = "localsgd"\nstrategy.period = {PERIOD}',
+        "ranks drift apart between averages",
+        converges=False,
+    )
+    for name, topology, messages in (("one peer", "one-peer-exponential", 1), ("ring", "ring", 2)):
+        yield plain.way(
+            f"gossip, {name}",
+            messages * machine.message(n),
+            f'strategy.name = "gossip"\nstrategy.topology = "{topology}"',
             "parameters agree only in the mean",
             converges=False,
-        ),
-        way(
-            "gossip, ring",
-            2 * machine.message(n),
-            'strategy.name = "gossip"\nstrategy.topology = "ring"',
-            "parameters agree only in the mean",
-            converges=False,
-        ),
-        _server(work, machine, plain),
-        *_pipelines(work, machine, compute),
-    ]
+        )
 
 
 def _server(work: Workload, machine: Machine, memory: float) -> Way:

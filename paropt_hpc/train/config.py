@@ -223,28 +223,12 @@ class Config(Section):
     debug: DebugConfig = DebugConfig()
 
     @model_validator(mode="after")
-    def _parts_fit_together(self) -> "Config":
-        name, compressed = self.strategy.name, self.compress.method != "none"
+    def _training_fits_the_strategy(self) -> "Config":
+        name = self.strategy.name
         if self.model.norm == "batch" and name not in IN_STEP:
             raise ValueError(
                 f"model.norm = 'batch' communicates in every step, which strategy.name {name!r} "
                 "does not keep; set model.norm = 'virtual'"
-            )
-        if name == "choco" and not compressed:
-            raise ValueError("strategy.name = 'choco' needs a compress.method, such as 'topk'")
-        if self.compress.values != "full" and self.model.dtype != "float32":
-            raise ValueError(
-                f"compress.values = {self.compress.values!r} needs model.dtype = 'float32'"
-            )
-        if self.compress.clip_norm is not None and (name != "allreduce" or not compressed):
-            raise ValueError(
-                "compress.clip_norm needs strategy.name = 'allreduce' and a compress.method; "
-                "train.clip_norm is for dense gradients"
-            )
-        if name not in ("allreduce", "choco", "parameter-server") and compressed:
-            raise ValueError(
-                "compress.method works with strategy.name 'allreduce', 'choco' or "
-                f"'parameter-server', got {name!r}; set compress.method = 'none'"
             )
         layerwise = self.train.optimizer in ("lars", "lamb")
         if name == "parameter-server" and self.strategy.servers > 1 and layerwise:
@@ -266,6 +250,27 @@ class Config(Section):
             raise ValueError(
                 "train.skip_nonfinite must not be false with strategy.wire = 'float16', whose loss "
                 "scale is found by overflow; use 'bfloat16'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compression_fits_the_strategy(self) -> "Config":
+        name, compressed = self.strategy.name, self.compress.method != "none"
+        if name == "choco" and not compressed:
+            raise ValueError("strategy.name = 'choco' needs a compress.method, such as 'topk'")
+        if self.compress.values != "full" and self.model.dtype != "float32":
+            raise ValueError(
+                f"compress.values = {self.compress.values!r} needs model.dtype = 'float32'"
+            )
+        if self.compress.clip_norm is not None and (name != "allreduce" or not compressed):
+            raise ValueError(
+                "compress.clip_norm needs strategy.name = 'allreduce' and a compress.method; "
+                "train.clip_norm is for dense gradients"
+            )
+        if name not in ("allreduce", "choco", "parameter-server") and compressed:
+            raise ValueError(
+                "compress.method works with strategy.name 'allreduce', 'choco' or "
+                f"'parameter-server', got {name!r}; set compress.method = 'none'"
             )
         if compressed and self.strategy.wire != "full":
             raise ValueError(
