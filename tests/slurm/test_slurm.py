@@ -33,7 +33,7 @@ def summary_of(folder, name="run"):
 
 def records(folder, name="run"):
     lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    timed = ("wall_s", "comm_s")
+    timed = ("wall_s", "comm_s", "seconds", "straggler")
     return [{k: v for k, v in json.loads(x).items() if k not in timed} for x in lines]
 
 
