@@ -85,6 +85,8 @@ def check(job: Job, known: list[Partition]) -> None:
         raise ConfigError(f"--gpus-per-node must be at least 1, got {job.gpus_per_node}")
     if job.array is not None and not _ARRAY.fullmatch(job.array):
         raise ConfigError(f"--array {job.array!r} cannot be read; write 0-15, 0-15%4 or 1,3,7")
+    if job.template == "experiment" and job.array is None:
+        raise ConfigError("an experiment runs one cell per element: name them by --array 0-15")
     if job.signal_seconds >= job.seconds:
         raise ConfigError(
             f"--time {slurm_duration(job.seconds)} is over before the ranks are told to save, "

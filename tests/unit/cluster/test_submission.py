@@ -54,6 +54,7 @@ def test_no_cluster_means_nothing_is_known(monkeypatch, tmp_path):
         ({"cpus_per_task": -1}, "--cpus-per-task must be at least 1, got -1"),
         ({"template": "gpu"}, "--gpus-per-node must be at least 1"),
         ({"array": "0..3"}, "--array '0..3' cannot be read"),
+        ({"template": "experiment"}, "name them by --array"),
         ({"seconds": 60}, "is over before the ranks are told to save"),
         ({"ntasks_per_node": 65}, "65 cpus, but a node of partition cpu has 64"),
         ({"ntasks_per_node": 33, "cpus_per_task": 2}, "are 66 cpus"),
