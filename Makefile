@@ -112,6 +112,8 @@ bench: build $(VENV)/.bench-peers  ## time kernels and collectives beside their 
 	@$(BIN)/python benchmarks/bench_allreduce.py --rounds 3 --repeats 15 --gloo $(VENV) \
 	  $(patsubst %/.installed,--mpi %,$(wildcard .venv-*/.installed)) \
 	  --json benchmarks/results/allreduce.json
+	@$(BIN)/python benchmarks/bench_step.py --rounds 3 --steps 300 --mpiexec $(MPIEXEC) \
+	  --torch $(VENV) --json benchmarks/results/step.json
 	@$(BIN)/python benchmarks/report.py
 
 convergence: export PYTHONPATH = $(CURDIR)/benchmarks
