@@ -2,7 +2,8 @@
 
 It owns what they need (a private duplicate of the communicator, buffers that only grow), so
 that a step allocates nothing, and our messages never meet the user's. It never knows what the
-bytes mean.
+bytes mean. Here is what a caller sees; :mod:`paropt_hpc.comm.transport` is what all collectives
+stand on, :mod:`paropt_hpc.comm.allreduce` carries out the dense all-reduces.
 """
 
 from __future__ import annotations
@@ -10,37 +11,30 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paropt_hpc.comm import agreement, native, tuning
-from paropt_hpc.comm.buffers import DTYPES, as_bytes, as_numbers, grown
-from paropt_hpc.comm.lanes import OPERATIONS, Lane, LaneOptions, Progress
-from paropt_hpc.comm.layout import lay_out
+from paropt_hpc.comm import agreement, native
+from paropt_hpc.comm.allreduce import AllReduce
+from paropt_hpc.comm.buffers import DTYPES, as_bytes
+from paropt_hpc.comm.choice import Choice, agreed_table
+from paropt_hpc.comm.lanes import LaneOptions
 from paropt_hpc.comm.request import Request
 from paropt_hpc.comm.ring_allreduce import (
     DEFAULT_SEGMENT_BYTES,
     MAX_COUNT,
     check_communicator,
-    check_op,
-    ring_volume,
-    run_twin,
     segment_length,
 )
 from paropt_hpc.comm.traffic import Traffic
-from paropt_hpc.comm.tuning import ALGORITHMS, CostModel, Link, Shape, Table
-from paropt_hpc.errors import (
-    CollectiveMismatch,
-    CollectiveTimeout,
-    ConfigError,
-    on_every_rank,
-)
+from paropt_hpc.comm.transport import Transport
+from paropt_hpc.comm.tuning import Shape
+from paropt_hpc.errors import CollectiveTimeout, ConfigError, on_every_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,17 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["Communicator", "SerialCommunicator"]
 
 _DEFAULT_TIMEOUT = 1800.0  # seconds; longer than a checkpoint takes, shorter than a night
-_CALL_BYTES = 96  # of the text that ranks compare in checking mode
-
-_Kept = TypeVar("_Kept")
-
-
-class _Testable(Protocol):
-    """What can be asked whether it is done: a request of MPI's, or a probe for a message."""
-
-    def Test(self) -> bool:
-        """Say whether it is done."""
-        ...
 
 
 class Communicator:
@@ -110,13 +93,6 @@ class Communicator:
     node_rank: int
     node_size: int
     shape: Shape
-    _comm: MPI.Intracomm | None
-    _native: ModuleType | None
-    _table: Table | None
-    _model: CostModel
-    _progress: Progress | None
-    _lane: Any
-    _short: Any
 
     def __init__(
         self,
@@ -130,8 +106,6 @@ class Communicator:
         timeout: float | None = None,
         check: bool | None = None,
     ) -> None:
-        from mpi4py import MPI
-
         check_communicator(mpi_comm)
         segment_length(1, segment_bytes, max_count)
         timeout = _timeout() if timeout is None else timeout
@@ -139,84 +113,33 @@ class Communicator:
             check = os.environ.get("PAROPT_CHECK", "0") not in ("", "0")
         # One rank sends nothing, so it can do without the native module, or with a wrong one.
         module = native.select(backend) if mpi_comm.Get_size() > 1 else None
-        comm = mpi_comm.Dup()
-        comm.Set_errhandler(MPI.ERRORS_RETURN)  # which mpi4py turns into exceptions
-        self._set_up(LaneOptions(segment_bytes, max_count, timeout, node_size, leaders))
-        self._comm = comm
-        self._native = module
-        self._checks = check and comm.Get_size() > 1
-        self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self._table = self._read_table()
-        self._place(comm, module)
-        measured = None if self._table is None else self._table.link(self.shape)
-        if measured is not None:
-            self._model = self._model.measured(measured, self.shape)
-        if module is not None and self._lane.group is not None and not self._checks:
-            self._short = self._shortcut() if self.shape.nodes == 1 else None
+        table = agreed_table(mpi_comm)
+        options = LaneOptions(segment_bytes, max_count, timeout, node_size, leaders)
+        transport = Transport(options, mpi_comm, module, check=check)
+        self._set_up(transport, Choice(transport.shape, table, native=module is not None))
 
-    def _set_up(self, options: LaneOptions) -> None:
-        self._comm = None
-        self._native = None
-        self.rank, self.size, self.node_rank, self.node_size = 0, 1, 0, 1
-        self.shape = Shape(1, 1, 1, 1, shares_memory=False)
-        self._options = options
-        self._segment_bytes = options.segment_bytes
-        self._max_count = options.max_count
-        self._traffic = Traffic()
-        self._freed = False
-        self._failed = False
-        self._checks = False
-        self._calls = 0
-        self._waited = 0.0  # seconds, in the library's collectives
-        self._waited_before = 0.0
-        self._lane = None
-        self._progress = None
-        self._short = None
-        self._table = None
-        self._model = CostModel()
-        self._received = np.empty(0, dtype=np.uint8)
-        self._kept: dict[type[Any], Any] = {}
-        self._abandoned: list[Any] = []  # requests of a collective that has failed
-
-    def _place(self, comm: MPI.Intracomm, module: ModuleType | None) -> None:
-        options = self._options
-        if module is None:
-            layout = lay_out(comm, options.node_size, options.leaders)
-            layout.free()
-        else:
-            self._lane = Lane(module, comm, options, background=False)
-            layout = self._lane.layout
-        self.node_rank, self.node_size = layout.rank, layout.size
-        shares = self._lane is not None and self._lane.group is not None
-        self.shape = Shape(self.size, layout.nodes, layout.largest, layout.leaders, shares)
-
-    def _read_table(self) -> Table | None:
-        """Let rank 0 read the measured table, so that all ranks choose alike."""
-        path = tuning.table_path()
-        table: Table | None = None
-        with self.together():
-            if self.rank == 0 and path.exists():
-                table = Table.load(path)
-        self._traffic.reset()
-        self._calls = 0
-        agreed: Table | None = self._mpi.bcast(table)
-        return agreed
+    def _set_up(self, transport: Transport, choice: Choice) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self.node_rank, self.node_size = transport.node_rank, transport.node_size
+        self.shape = transport.shape
+        self._transport = transport
+        self._choice = choice
+        self._dense = AllReduce(transport, choice)
+        self._short: Any = None
+        if transport.group is not None and not transport.checks and self.shape.nodes == 1:
+            self._short = self._shortcut()
 
     def _shortcut(self) -> Any:
         """Return what reduces in place through shared memory, where that needs no choice."""
-        reach = None if self._table is None else self._table.reach("shared", self.shape)
-        lane = self._lane.native
-        lane.short_bytes = sys.maxsize if reach is None else reach
+        assert self._transport.lane is not None
+        lane = self._transport.lane.native
+        lane.short_bytes = self._choice.shared_reach()
         return lane.short_allreduce
 
     @property
     def traffic(self) -> Traffic:
         """What this rank has sent, received and waited for, by operation."""
-        if self._short is not None:
-            calls, sent, received, seconds, waited = self._lane.group.take_traffic()
-            if calls:
-                self._traffic.record("allreduce", sent, received, seconds, waited, calls)
-        return self._traffic
+        return self._transport.traffic
 
     def allreduce(
         self,
@@ -264,22 +187,16 @@ class Communicator:
         RuntimeError
             MPI failed, or a neighbour passed another size; the result is then undefined.
         """
+        # A call of a few bytes costs little more than its way to the native module.
         if self._short is not None and out is None and algorithm == "auto":
             try:
                 if self._short(buffer, op):
                     return
             except CollectiveTimeout:
-                self._failed = True
+                self._transport.failed = True
+                self._short = None
                 raise
-        start = self._start()
-        flat, result = self._reducible(buffer, out, op)
-        chosen = self._choose(algorithm, flat.nbytes)
-        self._agree("allreduce", f"{op} of {flat.size} {flat.dtype}, {algorithm}")
-        sent = self._reduce(chosen, flat, result, op) if self.size > 1 else _copy(flat, result)
-        volume = ring_volume(flat.size, flat.itemsize, self.rank, self.size)
-        if chosen in ("ring", "recursive_doubling", "hierarchical") and self.size > 1:
-            volume = (sent, sent if chosen != "ring" else volume[1] * sent // max(1, volume[0]))
-        self._finish("allreduce", start, *volume)
+        self._dense.run(buffer, op, algorithm, out)
 
     def start(
         self,
@@ -311,29 +228,7 @@ class Communicator:
         TypeError, ValueError, ConfigError, CollectiveMismatch
             As :meth:`allreduce`; what happens later is raised by ``wait``.
         """
-        start = self._start()
-        flat, result = self._reducible(buffer, out, op)
-        chosen = self._choose(algorithm, flat.nbytes)
-        self._agree("start", f"{op} of {flat.size} {flat.dtype}, {algorithm}")
-        job = None
-        if self.size == 1:
-            _copy(flat, result)
-        elif self._runs_in_background(chosen):
-            if self._progress is None:
-                self._progress = Progress(self._native_module, self._mpi.Dup(), self._options)
-            job = self._progress.start(chosen, flat, result, op)
-        else:
-            self._reduce(chosen, flat, result, op)
-        self._leave()
-        seconds = time.perf_counter() - start
-        volume = ring_volume(flat.size, flat.itemsize, self.rank, self.size)
-
-        def finish(waited: float) -> None:
-            # Names the arrays, so that they live as long as the thread may use them.
-            assert flat.size == result.size
-            self._traffic.record("start", *volume, seconds + waited, waited)
-
-        return Request(job, finish)
+        return self._dense.start(buffer, op, algorithm, out)
 
     def empty(self, n: int, dtype: Any = np.float32) -> NDArray[Any]:
         """Make a vector whose reduction inside the node needs no copy.
@@ -352,14 +247,15 @@ class Communicator:
         -------
         ndarray, shape (n,)
         """
-        self._start()
+        transport = self._transport
+        transport.begin()
         kind = np.dtype(dtype)
         if kind not in DTYPES or n < 0:
             raise ValueError(f"n must be at least 0 and dtype reducible, got {n} and {kind}")
-        self._agree("empty", f"{n} {kind}")
-        shared = self.size > 1 and self.shape.shares_memory and n > 0
-        array = self._lane.empty(n, kind) if shared else np.zeros(n, kind)
-        self._leave()
+        transport.agree("empty", f"{n} {kind}")
+        lane = transport.lane if transport.group is not None and n > 0 else None
+        array = np.zeros(n, kind) if lane is None else lane.empty(n, kind)
+        transport.leave()
         return array
 
     @property
@@ -368,8 +264,7 @@ class Communicator:
 
         Shared and private ones, without the arrays of :meth:`empty`. Local.
         """
-        lanes = [lane for lane in (self._lane, self._progress and self._progress.lane) if lane]
-        return self._received.size + sum(lane.memory() for lane in lanes)
+        return self._transport.memory_bytes + self._dense.memory_bytes
 
     def allgather_bytes(self, payload: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Give every rank the messages of all ranks, which may differ in length.
@@ -390,20 +285,22 @@ class Communicator:
         TypeError, ValueError
             `payload` is not as above; nothing has been sent then.
         """
-        start = self._start()
+        transport = self._transport
+        start = transport.begin()
         own = as_bytes(payload, "payload", writable=False)
         if payload.dtype != np.uint8 or payload.ndim != 1:
             raise TypeError(
                 f"payload must be a vector of uint8, got {payload.ndim}-d {payload.dtype}"
             )
         if self.size == 1:
-            self._finish("allgather_bytes", start, 0, 0)
+            transport.finish("allgather_bytes", start, 0, 0)
             return [own]
-        self._agree("allgather_bytes")
-        views = self._gather_messages(own, self._allgather_words(np.array([own.size]))[:, 0])
+        transport.agree("allgather_bytes")
+        lengths = transport.gather_rows(np.array([own.size]), "allgather_bytes")[:, 0]
+        views = transport.gather_messages(own, lengths, "allgather_bytes")
         others = self.size - 1
         received = sum(view.size for view in views) - own.size
-        self._finish("allgather_bytes", start, others * (8 + own.size), 8 * others + received)
+        transport.finish("allgather_bytes", start, others * (8 + own.size), 8 * others + received)
         return views
 
     def gather_scalars(self, value: float) -> NDArray[np.float64]:
@@ -424,10 +321,11 @@ class Communicator:
         ndarray, shape (size, len(values)), float64
             New, in the order of the ranks.
         """
-        start = self._start()
-        self._agree("gather_scalars", f"of {len(values)}")
-        rows = self._allgather_words(np.array(values, dtype=np.float64))
-        self._finish("gather_scalars", start, *2 * (rows[0].nbytes * (self.size - 1),))
+        transport = self._transport
+        start = transport.begin()
+        transport.agree("gather_scalars", f"of {len(values)}")
+        rows = transport.gather_rows(np.array(values, dtype=np.float64), "gather_scalars")
+        transport.finish("gather_scalars", start, *2 * (rows[0].nbytes * (self.size - 1),))
         return rows
 
     def gather_texts(self, text: str) -> list[str]:
@@ -450,23 +348,25 @@ class Communicator:
         TypeError, ValueError
             An argument is not as above; nothing has been sent then.
         """
-        start = self._start()
+        transport = self._transport
+        start = transport.begin()
         flat = as_bytes(buffer)
         if not 0 <= root < self.size:
             raise ValueError(f"root must be in [0, {self.size}), got {root}")
-        self._agree("broadcast", f"{flat.size} bytes from {root}")
+        transport.agree("broadcast", f"{flat.size} bytes from {root}")
         if self.size > 1:
-            self._broadcast_bytes(flat, root)
+            transport.broadcast(flat, root, "broadcast")
         sent, received = (flat.size * (self.size - 1), 0) if self.rank == root else (0, flat.size)
-        self._finish("broadcast", start, sent, received)
+        transport.finish("broadcast", start, sent, received)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        start = self._start()
-        self._agree("barrier")
+        transport = self._transport
+        start = transport.begin()
+        transport.agree("barrier")
         if self.size > 1:
-            self._complete(self._mpi.Ibarrier(), "barrier")
-        self._finish("barrier", start, 0, 0)
+            transport.complete(transport.mpi.Ibarrier(), "barrier")
+        transport.finish("barrier", start, 0, 0)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -483,16 +383,17 @@ class Communicator:
             package's or a builtin, and otherwise the nearest base class that is. What is not
             an ``Exception`` (Ctrl-C, exit) passes at once and does not reach the others.
         """
-        self._start()
+        transport = self._transport
+        transport.begin()
         error: Exception | None = None
         try:
             yield
         except Exception as caught:
             error = caught
-        start = self._start()
-        self._agree("together")
-        codes = self._allgather_words(np.array([agreement.fingerprint(error)]))[:, 0]
-        self._finish("together", start, *2 * (8 * (self.size - 1),))
+        start = transport.begin()
+        transport.agree("together")
+        codes = transport.gather_rows(np.array([agreement.fingerprint(error)]), "together")[:, 0]
+        transport.finish("together", start, *2 * (8 * (self.size - 1),))
         if codes.any():
             self._raise_together(error, codes)
 
@@ -506,15 +407,16 @@ class Communicator:
         key : int, optional
             Orders the ranks of a color; default: as they stand here.
         """
-        self._start()
+        transport = self._transport
+        transport.begin()
         if color < 0:
             raise ValueError(f"color must be at least 0, got {color}")
-        if self._comm is None:
+        if not transport.has_mpi:
             return SerialCommunicator()
-        self._agree("split")
+        transport.agree("split")
         key = self.rank if key is None else key
-        part = cast("MPI.Intracomm", self._comm.Split(color, key))
-        self._leave()
+        part = cast("MPI.Intracomm", transport.mpi.Split(color, key))
+        transport.leave()
         try:
             return self._like(part)
         finally:
@@ -542,19 +444,10 @@ class Communicator:
         After a :class:`CollectiveTimeout` it is local: a rank that is gone is not waited for, and
         what the ranks shared stays until the process ends.
         """
-        if self._freed:
-            return
-        counted = self.traffic  # before the lane that has counted it is gone
-        self._freed = True
         self._short = None
-        if self._comm is not None and not self._failed:
-            if self._progress is not None:
-                self._progress.free()
-            if self._lane is not None:
-                self._lane.free()
-            self._comm.Free()
-            self._comm = None
-        self._traffic = counted
+        if not self._transport.failed:
+            self._dense.free()
+        self._transport.free()
 
     def __enter__(self) -> Self:
         return self
@@ -572,230 +465,17 @@ class Communicator:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
 
-    @property
-    def _mpi(self) -> MPI.Intracomm:
-        assert self._comm is not None
-        return self._comm
-
     def _like(self, mpi_comm: MPI.Intracomm) -> Communicator:
         """Make one of other ranks with the same settings."""
-        backend = "reference" if self._native is None and self.size > 1 else None
+        transport = self._transport
         return Communicator(
             mpi_comm,
-            backend=backend,
-            segment_bytes=self._segment_bytes,
-            max_count=self._max_count,
-            timeout=self._options.timeout,
-            check=self._checks,
+            backend="reference" if transport.module is None and self.size > 1 else None,
+            segment_bytes=transport.options.segment_bytes,
+            max_count=transport.options.max_count,
+            timeout=transport.options.timeout,
+            check=transport.checks,
         )
-
-    @property
-    def _native_module(self) -> ModuleType:
-        assert self._native is not None
-        return self._native
-
-    def _start(self) -> float:
-        if self._freed:
-            raise ValueError("the communicator is freed; make a new one")
-        if self._failed:
-            raise RuntimeError("a collective of this communicator has failed; make a new one")
-        self._waited_before = self._waiting()
-        return time.perf_counter()
-
-    def _finish(self, operation: str, start: float, sent: int, received: int) -> None:
-        self._leave()
-        seconds = time.perf_counter() - start
-        waiting = min(seconds, self._waiting() - self._waited_before)
-        self._traffic.record(operation, sent, received, seconds, waiting)
-
-    def _waiting(self) -> float:
-        return self._waited + (self._lane.native.waited() if self._lane is not None else 0.0)
-
-    def _keep(self, kind: type[_Kept]) -> _Kept:
-        """Return what a collective outside this class keeps here from call to call."""
-        kept = self._kept.get(kind)
-        if kept is None:
-            kept = self._kept[kind] = kind()
-        return kept
-
-    def _agree(self, operation: str, detail: str = "") -> None:
-        """Put the call on the node's board; in checking mode compare it with the other ranks'."""
-        self._calls += 1
-        if self._lane is not None and self._lane.group is not None:
-            code = OPERATIONS.index(operation) if operation in OPERATIONS else len(OPERATIONS) - 1
-            self._lane.group.enter(code)
-        if not self._checks:
-            return
-        text = f"call {self._calls}, {operation}{detail and f' ({detail})'}"
-        own = np.zeros(_CALL_BYTES, dtype=np.uint8)
-        encoded = np.frombuffer(text.encode()[:_CALL_BYTES], dtype=np.uint8)
-        own[: encoded.size] = encoded
-        texts = np.empty((self.size, _CALL_BYTES), dtype=np.uint8)
-        self._complete(self._mpi.Iallgather(own, texts), operation)
-        calls = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in texts]
-        found = agreement.differences(calls)
-        if found is not None:
-            self._leave()
-            raise on_every_rank(CollectiveMismatch(found))
-
-    def _leave(self) -> None:
-        if self._lane is not None and self._lane.group is not None:
-            self._lane.group.leave()
-
-    def _complete(self, request: _Testable, operation: str) -> None:
-        """Wait for one of the library's requests, but not for ever."""
-        if request.Test():
-            return
-        start = time.perf_counter()
-        waited, polls, timeout = 0.0, 0, self._options.timeout
-        while not request.Test():
-            polls += 1
-            if polls < 100:
-                continue
-            waited = time.perf_counter() - start
-            if timeout and waited > timeout:
-                self._failed = True
-                self._abandoned.append(request)  # with its buffers, which MPI may still write
-                raise CollectiveTimeout(self._explain(f"{operation} did not end"))
-            if waited < 0.01:
-                os.sched_yield()
-            else:
-                time.sleep(5e-5)
-        self._waited += time.perf_counter() - start
-
-    def _explain(self, reason: str) -> str:
-        if self._lane is not None:
-            return str(self._lane.native.explain(reason))
-        return (
-            f"{reason} within {self._options.timeout} s; which rank is missing is not known "
-            "without the native module; raise PAROPT_TIMEOUT if one is only slow"
-        )
-
-    def _reducible(
-        self, buffer: NDArray[Any], out: NDArray[Any] | None, op: str
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Check the arguments of a reduction; return what it reads and what it writes."""
-        flat = as_numbers(buffer, writable=out is None)
-        check_op(op, flat.dtype)
-        if out is None:
-            return flat, flat
-        result = as_numbers(out, "out")
-        if result.dtype != flat.dtype or out.shape != buffer.shape:
-            raise ValueError(
-                f"out must be as buffer, {buffer.shape} {buffer.dtype}, got {out.shape} {out.dtype}"
-            )
-        if np.may_share_memory(flat, result) and flat.ctypes.data != result.ctypes.data:
-            raise ValueError("out must be the same memory as buffer or none of it; they overlap")
-        return flat, result
-
-    def _choose(self, algorithm: str, nbytes: int) -> str:
-        if algorithm not in ("auto", *ALGORITHMS):
-            raise ValueError(
-                f"algorithm must be one of auto, {', '.join(ALGORITHMS)}, got {algorithm!r}"
-            )
-        if self.size == 1:
-            return algorithm
-        if algorithm == "auto":
-            if self._native is None:
-                return "ring"
-            measured = self._table.choose(nbytes, self.shape) if self._table else None
-            return measured or self._model.choose(nbytes, self.shape)
-        if algorithm in ("mpi", "ring"):
-            return algorithm
-        if self._native is None:
-            raise ConfigError(f"algorithm {algorithm!r} needs the native module; use 'ring'")
-        if algorithm != "recursive_doubling" and not self.shape.shares_memory:
-            raise ConfigError(f"algorithm {algorithm!r} needs shared memory; use 'ring'")
-        if algorithm == "shared" and self.shape.nodes > 1:
-            raise ConfigError("algorithm 'shared' works inside one node; use 'hierarchical'")
-        return algorithm
-
-    def _ours(self, nbytes: int) -> str:
-        """Choose among our algorithms, which give the same bits on all ranks."""
-        chosen = self._choose("auto", nbytes)
-        return self._model.choose(nbytes, self.shape) if chosen == "mpi" else chosen
-
-    def _predicted(self, nbytes: int) -> tuple[Link, float]:
-        """Return what messages meet here, and the seconds of a dense all-reduce of ours."""
-        model, shape = self._model, self.shape
-        name = "ring" if self._native is None else model.choose(nbytes, shape)
-        return model.link(shape), model.seconds(name, nbytes, shape)
-
-    def _runs_in_background(self, algorithm: str) -> bool:
-        from mpi4py import MPI
-
-        if self._native is None or algorithm == "mpi":
-            return False
-        return algorithm == "shared" or MPI.Query_thread() == MPI.THREAD_MULTIPLE
-
-    def _reduce(self, algorithm: str, flat: NDArray[Any], result: NDArray[Any], op: str) -> int:
-        """Reduce over more than one rank; return the bytes sent in messages of ours."""
-        if algorithm != "mpi" and self._native is not None:
-            try:
-                return int(self._lane.native.allreduce(algorithm, flat, result, op))
-            except CollectiveTimeout:
-                self._failed = True
-                raise
-        _copy(flat, result)
-        if algorithm == "mpi":
-            return self._library(result, op)
-        return run_twin(self._mpi, result, op, self._segment_bytes, self._max_count)
-
-    def _library(self, flat: NDArray[Any], op: str) -> int:
-        from mpi4py import MPI
-
-        # MPI knows no 16-bit floats, and a sum in them could overflow.
-        wide = flat.astype(np.float32) if flat.itemsize == 2 else flat
-        mpi_op = {"min": MPI.MIN, "max": MPI.MAX}.get(op, MPI.SUM)
-        for begin in range(0, wide.size, self._max_count):
-            piece = wide[begin : begin + self._max_count]
-            self._complete(self._mpi.Iallreduce(MPI.IN_PLACE, piece, op=mpi_op), "allreduce")
-        with np.errstate(all="ignore"):
-            if op == "mean":
-                wide /= wide.dtype.type(self.size)
-            if wide is not flat:
-                flat[:] = wide
-        return 0
-
-    def _allgather_words(self, own: NDArray[Any]) -> NDArray[Any]:
-        """Return the vectors of all ranks as rows."""
-        if self.size == 1:
-            return own[None]
-        rows = np.empty((self.size, own.size), dtype=own.dtype)
-        self._complete(self._mpi.Iallgather(own, rows), "gather")
-        return rows
-
-    def _gather_messages(
-        self, own: NDArray[np.uint8], lengths: NDArray[np.int64]
-    ) -> list[NDArray[np.uint8]]:
-        """Gather the messages of all ranks, whose lengths every rank knows already."""
-        ends = np.cumsum(lengths)
-        total = int(ends[-1])
-        self._received = grown(self._received, total)
-        views = [self._received[end - n : end] for end, n in zip(ends, lengths, strict=True)]
-        self._allgather_views(own, views, total)
-        return views
-
-    def _allgather_views(
-        self, own: NDArray[np.uint8], views: list[NDArray[np.uint8]], total: int
-    ) -> None:
-        """Fill `views`, which lie one behind the other at the start of the receive buffer."""
-        from mpi4py import MPI
-
-        if total <= self._max_count:
-            counts = [view.size for view in views]
-            request = self._mpi.Iallgatherv(own, [self._received, counts, MPI.BYTE])
-            self._complete(request, "allgather_bytes")
-            return
-        # The places within the result no longer fit MPI's int: one sender after the other.
-        views[self.rank][:] = own
-        for root, view in enumerate(views):
-            self._broadcast_bytes(view, root)
-
-    def _broadcast_bytes(self, flat: NDArray[np.uint8], root: int) -> None:
-        for begin in range(0, flat.size, self._max_count):
-            piece = flat[begin : begin + self._max_count]
-            self._complete(self._mpi.Ibcast(piece, root), "broadcast")
 
     def _raise_together(self, error: Exception | None, codes: NDArray[Any]) -> NoReturn:
         if error is not None and (codes == codes[0]).all():
@@ -804,7 +484,7 @@ class Communicator:
         described = None
         if error is not None and self.rank == lowest:
             described = agreement.describe(error, lowest)
-        kind, text = self._mpi.bcast(described, root=lowest)
+        kind, text = self._transport.mpi.bcast(described, root=lowest)
         raise on_every_rank(agreement.rebuild(kind, text)) from error
 
     def _complain(self, message: str) -> None:
@@ -816,18 +496,13 @@ class SerialCommunicator(Communicator):
     """One rank where there is no MPI: the same interface, nothing to send."""
 
     def __init__(self) -> None:
-        self._set_up(LaneOptions(DEFAULT_SEGMENT_BYTES, MAX_COUNT, 0.0, None, 1))
+        transport = Transport(LaneOptions(DEFAULT_SEGMENT_BYTES, MAX_COUNT, 0.0, None, 1))
+        self._set_up(transport, Choice(transport.shape, native=False))
 
     def abort(self, message: str, status: int = 1) -> NoReturn:
         """End the process with a message and an exit status."""
         self._complain(message)
         raise SystemExit(status)
-
-
-def _copy(flat: NDArray[Any], result: NDArray[Any]) -> int:
-    if flat is not result:
-        result[:] = flat
-    return 0
 
 
 def _timeout() -> float:

@@ -49,7 +49,7 @@ class Letterbox:
     def __init__(self, comm: Communicator) -> None:
         self.rank, self.size = comm.rank, comm.size
         self._mailbox = Mailbox(comm) if comm.size > 1 else None
-        opened = comm._keep(_Opened)
+        opened = comm._transport.keep(_Opened)
         self._tag = _TAGS[0] + opened.count % _TAGS[1]
         opened.count += 1
         self._own: list[Letter] = []

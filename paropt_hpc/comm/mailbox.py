@@ -48,8 +48,8 @@ class Mailbox:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self._mpi = comm._mpi
-        self.timeout = comm._options.timeout
+        self._mpi = comm._transport.mpi
+        self.timeout = comm._transport.options.timeout
         self._sending: list[tuple[MPI.Request, NDArray[Any]]] = []
         self._bytes = np.empty(0, np.uint8)
 
@@ -156,7 +156,7 @@ class Pulse:
         rows = np.empty((self._comm.size, self._width))
         request = None
         if self._comm.size > 1:
-            request = self._comm._mpi.Iallgather(own, rows)
+            request = self._comm._transport.mpi.Iallgather(own, rows)
         else:
             rows[0] = own
         self._pending.append((request, own, rows))

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from paropt_hpc.comm.buffers import as_bytes, as_floats, grown
 from paropt_hpc.comm.communicator import Communicator
+from paropt_hpc.comm.lanes import LaneOptions
 from paropt_hpc.comm.topology import Neighbors, PushTopology, Topology
+from paropt_hpc.comm.transport import Transport
 from paropt_hpc.errors import CollectiveTimeout
 
 if TYPE_CHECKING:
@@ -93,22 +95,23 @@ def neighbor_exchange(
     As in D-PSGD: X. Lian et al., "Can decentralized algorithms outperform centralized
     algorithms?", NeurIPS 2017.
     """
-    start = comm._start()
+    transport = comm._transport
+    start = transport.begin()
     flat = as_floats(buffer)
     target = flat if out is None else _checked_out(flat, out)
     neighbors = _checked_neighbors(comm, topology, step)
-    comm._agree("neighbor_exchange", f"{flat.size} {flat.dtype}, {topology.name}, step {step}")
+    transport.agree("neighbor_exchange", f"{flat.size} {flat.dtype}, {topology.name}, step {step}")
     if neighbors.sources or neighbors.targets:
-        segment = _segment(comm, flat, topology.max_degree(step))
-        workspace = comm._keep(_Workspace)
+        segment = _segment(transport.options, flat, topology.max_degree(step))
+        workspace = transport.keep(_Workspace)
         nbytes = 2 * len(neighbors.sources) * min(segment, flat.size) * flat.itemsize
         workspace.segments = grown(workspace.segments, nbytes)
         scratch = workspace.segments[:nbytes].view(flat.dtype)
-        _mix(comm, flat, target, neighbors, segment, scratch)
+        _mix(transport, flat, target, neighbors, segment, scratch)
     elif target is not flat:
         target[:] = flat
     volumes = (flat.nbytes * len(ranks) for ranks in (neighbors.targets, neighbors.sources))
-    comm._finish("neighbor_exchange", start, *volumes)
+    transport.finish("neighbor_exchange", start, *volumes)
     return buffer if out is None else out
 
 
@@ -144,24 +147,27 @@ def neighbor_exchange_bytes(
     TypeError, ValueError
         An argument is not as above; nothing has been sent then.
     """
-    start = comm._start()
+    transport = comm._transport
+    start = transport.begin()
     own = as_bytes(payload, "payload", writable=False)
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise TypeError(f"payload must be a vector of uint8, got {payload.ndim}-d {payload.dtype}")
     neighbors = _checked_neighbors(comm, topology, step)
-    comm._agree("neighbor_exchange_bytes", f"{topology.name}, step {step}")
-    kept = comm._keep(_Workspace).payloads
+    transport.agree("neighbor_exchange_bytes", f"{topology.name}, step {step}")
+    kept = transport.keep(_Workspace).payloads
     while len(kept) < len(neighbors.sources):
         kept.append(np.empty(0, dtype=np.uint8))
-    sends = [request for rank in neighbors.targets for request in _send_pieces(comm, own, rank)]
+    sends = [
+        request for target in neighbors.targets for request in _send_pieces(transport, own, target)
+    ]
     messages = []
     for slot, (rank, weight) in enumerate(zip(neighbors.sources, neighbors.weights, strict=True)):
-        kept[slot], length = _receive_pieces(comm, kept[slot], rank)
+        kept[slot], length = _receive_pieces(transport, kept[slot], rank)
         messages.append(NeighborMessage(rank, weight, kept[slot][:length]))
     for request in sends:
-        comm._complete(request, "neighbor_exchange_bytes")
+        transport.complete(request, "neighbor_exchange_bytes")
     received = sum(message.payload.size for message in messages)
-    comm._finish("neighbor_exchange_bytes", start, own.size * len(neighbors.targets), received)
+    transport.finish("neighbor_exchange_bytes", start, own.size * len(neighbors.targets), received)
     return messages
 
 
@@ -189,26 +195,26 @@ def _checked_neighbors(
     return topology.neighbors(comm.rank, step)
 
 
-def _segment(comm: Communicator, flat: NDArray[Any], degree: int) -> int:
+def _segment(options: LaneOptions, flat: NDArray[Any], degree: int) -> int:
     """Return the elements in one message: the same on all ranks, whatever their degrees."""
-    nbytes = min(comm._segment_bytes, _MAX_WORKSPACE_BYTES // (2 * degree))
-    return max(1, min(nbytes // flat.itemsize, comm._max_count))
+    nbytes = min(options.segment_bytes, _MAX_WORKSPACE_BYTES // (2 * degree))
+    return max(1, min(nbytes // flat.itemsize, options.max_count))
 
 
 def _mix(
-    comm: Communicator,
+    transport: Transport,
     flat: NDArray[Any],
     target: NDArray[Any],
     neighbors: Neighbors,
     segment: int,
     scratch: NDArray[Any],
 ) -> None:
-    if comm._native is None:
-        _twin(comm, flat, target, neighbors, segment, scratch)
+    if transport.module is None:
+        _twin(transport, flat, target, neighbors, segment, scratch)
         return
     try:
-        comm._waited += comm._native.neighbor_exchange(
-            comm._mpi.handle,
+        transport.waited += transport.module.neighbor_exchange(
+            transport.mpi.handle,
             flat,
             target,
             neighbors.targets,
@@ -217,15 +223,15 @@ def _mix(
             neighbors.weights,
             segment,
             scratch,
-            comm._options.timeout,
+            transport.options.timeout,
         )
     except CollectiveTimeout as error:
-        comm._failed = True
-        raise CollectiveTimeout(comm._explain("neighbor_exchange did not end")) from error
+        transport.failed = True
+        raise CollectiveTimeout(transport.explain("neighbor_exchange did not end")) from error
 
 
 def _twin(
-    comm: Communicator,
+    transport: Transport,
     flat: NDArray[Any],
     target: NDArray[Any],
     neighbors: Neighbors,
@@ -242,24 +248,24 @@ def _twin(
         part = flat[pieces[item]]
         places = rows[item % 2, :, : part.size]
         receives = [
-            comm._mpi.Irecv(place, source, _TAG)
+            transport.mpi.Irecv(place, source, _TAG)
             for place, source in zip(places, neighbors.sources, strict=True)
         ]
-        return receives + [comm._mpi.Isend(part, rank, _TAG) for rank in neighbors.targets]
+        return receives + [transport.mpi.Isend(part, rank, _TAG) for rank in neighbors.targets]
 
     requests = start(0)
     for item, piece in enumerate(pieces):
         following = start(item + 1)
         received = rows[item % 2, :, : piece.stop - piece.start]
         for number, request in enumerate(requests):
-            length = _complete(comm, request)
+            length = _complete(transport, request)
             if number < len(received):
                 _check_length(length // flat.itemsize, received)
         _add_up(flat[piece], target[piece], neighbors, received)
         requests = following
 
 
-def _complete(comm: Communicator, request: MPI.Request) -> int:
+def _complete(transport: Transport, request: MPI.Request) -> int:
     """Wait for a message; return its bytes."""
     from mpi4py import MPI
 
@@ -269,7 +275,7 @@ def _complete(comm: Communicator, request: MPI.Request) -> int:
         def Test(self) -> bool:
             return request.Test(status)
 
-    comm._complete(Watched(), "neighbor_exchange")
+    transport.complete(Watched(), "neighbor_exchange")
     return status.Get_count()
 
 
@@ -293,14 +299,14 @@ def _add_up(
             target += row
 
 
-def _send_pieces(comm: Communicator, own: NDArray[np.uint8], rank: int) -> list[MPI.Request]:
+def _send_pieces(transport: Transport, own: NDArray[np.uint8], rank: int) -> list[MPI.Request]:
     """Send a message in pieces of at most the largest count; a shorter one, perhaps empty, ends it.
 
     The receiver needs no length in advance then, which would cost a message of its own.
     """
-    step = comm._max_count
+    step = transport.options.max_count
     return [
-        comm._mpi.Isend(own[begin : begin + step], rank, _BYTES_TAG)
+        transport.mpi.Isend(own[begin : begin + step], rank, _BYTES_TAG)
         for begin in range(0, own.size + 1, step)
     ]
 
@@ -308,10 +314,10 @@ def _send_pieces(comm: Communicator, own: NDArray[np.uint8], rank: int) -> list[
 class _Probe:
     """Looks for a message of a rank, which is taken off the queue once it is there."""
 
-    def __init__(self, comm: Communicator, rank: int) -> None:
+    def __init__(self, transport: Transport, rank: int) -> None:
         from mpi4py import MPI
 
-        self._comm, self._rank = comm._mpi, rank
+        self._comm, self._rank = transport.mpi, rank
         self.status = MPI.Status()
         self.message: MPI.Message | None = None
 
@@ -322,13 +328,13 @@ class _Probe:
 
 
 def _receive_pieces(
-    comm: Communicator, kept: NDArray[np.uint8], rank: int
+    transport: Transport, kept: NDArray[np.uint8], rank: int
 ) -> tuple[NDArray[np.uint8], int]:
     """Receive such a message into `kept` or, where it is too short, a longer copy of it."""
-    length, count = 0, comm._max_count
-    while count == comm._max_count:
-        probe = _Probe(comm, rank)
-        comm._complete(probe, "neighbor_exchange_bytes")
+    length, count = 0, transport.options.max_count
+    while count == transport.options.max_count:
+        probe = _Probe(transport, rank)
+        transport.complete(probe, "neighbor_exchange_bytes")
         assert probe.message is not None
         count = probe.status.Get_count()
         larger = grown(kept, length + count)

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from paropt_hpc.comm import sparse_ranges
 from paropt_hpc.comm.buffers import grown
 from paropt_hpc.comm.communicator import Communicator
+from paropt_hpc.comm.transport import Transport
 from paropt_hpc.errors import MessageError, on_every_rank
 from paropt_hpc.kernels import message as messages
 from paropt_hpc.kernels import topk
@@ -113,6 +114,11 @@ class _Call:
     sent: int = 0
     received: int = 0
 
+    @property
+    def transport(self) -> Transport:
+        """What the call goes through."""
+        return self.comm._transport
+
     def swapped(self, nbytes: int) -> None:
         """Count what every rank has sent to every other one."""
         self.sent += nbytes * (self.comm.size - 1)
@@ -173,7 +179,8 @@ def sparse_allreduce(
     MessageError
         A message is damaged; every rank raises. `dense_out` is then undefined.
     """
-    start = comm._start()
+    transport = comm._transport
+    start = transport.begin()
     if scheme not in SCHEMES:
         raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
     if op not in ("sum", "mean"):
@@ -181,8 +188,8 @@ def sparse_allreduce(
     head = _checked_header(message, dense_out)
     if keep is not None and not 0 <= keep <= head.n:
         raise ValueError(f"keep must be in [0, {head.n}], got {keep}")
-    comm._agree("sparse_allreduce", f"{op} of {head.n} {head.dtype}, {scheme}, bucket {bucket}")
-    work = comm._keep(_Workspace)
+    transport.agree("sparse_allreduce", f"{op} of {head.n} {head.dtype}, {scheme}, bucket {bucket}")
+    work = transport.keep(_Workspace)
     records = _agree(comm, head, message, scheme, op, keep)
     call = _Call(
         comm=comm,
@@ -198,7 +205,7 @@ def sparse_allreduce(
     )
     call.swapped(records[0].nbytes)
     result = _run(call, scheme)
-    comm._finish("sparse_allreduce", start, call.sent, call.received)
+    transport.finish("sparse_allreduce", start, call.sent, call.received)
     return result
 
 
@@ -227,10 +234,7 @@ def _agree(
         -1 if keep is None else keep,
     )
     own = np.array([head.k, message.size, *common], dtype=np.int64)
-    if comm.size == 1:
-        return own[None]
-    records = np.empty((comm.size, own.size), dtype=np.int64)
-    comm._complete(comm._mpi.Iallgather(own, records), "sparse_allreduce")
+    records = comm._transport.gather_rows(own, "sparse_allreduce")
     names = ("length", "bytes per value", "scheme", "op", "keep")
     for name, column in zip(names, records[:, 2:].T, strict=True):
         others = np.flatnonzero(column != column[0])
@@ -256,7 +260,7 @@ def _run(call: _Call, scheme: str) -> SparseResult:
             union = sparse_ranges.expected_union(call.head.n, call.counts)
         load = sparse_ranges.Load(call.counts, call.nbytes, union)
         nbytes = call.head.n * call.head.dtype.itemsize
-        scheme = sparse_ranges.choose_scheme(load, *call.comm._predicted(nbytes))
+        scheme = sparse_ranges.choose_scheme(load, *call.comm._choice.predicted(nbytes))
     if scheme == "allgather":
         return _allgather(call)
     if scheme == "dense":
@@ -273,7 +277,7 @@ def _nothing(call: _Call) -> _Entries:
 
 
 def _allgather(call: _Call) -> SparseResult:
-    views = call.comm._gather_messages(call.message, call.nbytes)
+    views = call.transport.gather_messages(call.message, call.nbytes, "sparse_allreduce")
     call.sent += (call.comm.size - 1) * call.message.size
     call.received += int(call.nbytes.sum()) - call.message.size
     _sum_messages(call, views)  # all ranks see the same bytes, so all fail or none does
@@ -303,7 +307,7 @@ def _dense(call: _Call) -> SparseResult:
     with call.comm.together():
         messages.decode_add(call.message, call.dense, call.scale)
     # Counted as an all-reduce there.
-    call.comm.allreduce(call.dense, "sum", call.comm._ours(call.dense.nbytes))
+    call.comm.allreduce(call.dense, "sum", call.comm._choice.ours(call.dense.nbytes))
     return _exact(call, "dense")
 
 
@@ -346,8 +350,7 @@ def _cut_ranges(call: _Call, indices: NDArray[Any]) -> NDArray[np.int64]:
     own = np.zeros(count, dtype=indices.dtype)
     if indices.size:
         own[:] = indices[sparse_ranges.sample_positions(indices.size, count)]
-    samples = np.empty((call.comm.size, count), dtype=indices.dtype)
-    call.comm._complete(call.comm._mpi.Iallgather(own, samples), "sparse_allreduce")
+    samples = call.transport.gather_rows(own, "sparse_allreduce")
     call.swapped(own.nbytes)
     return sparse_ranges.range_bounds(call.head.n, samples, call.counts)
 
@@ -379,30 +382,30 @@ def _relative(call: _Call, indices: NDArray[Any], low: int, width: int) -> NDArr
 
 def _exchange(call: _Call, parts: list[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
     """Give each rank its part, and return those for this rank in the order of the ranks."""
-    comm, rank = call.comm, call.comm.rank
+    transport, rank, size = call.transport, call.comm.rank, call.comm.size
     sizes = np.array([part.size for part in parts], dtype=np.int64)
     lengths = np.empty_like(sizes)
-    comm._complete(comm._mpi.Ialltoall(sizes, lengths), "sparse_allreduce")
+    transport.complete(transport.mpi.Ialltoall(sizes, lengths), "sparse_allreduce")
     ends = np.cumsum(lengths)
     out = call.work.take("arrived", np.uint8, int(ends[-1]))
     arrived = [out[end - length : end] for end, length in zip(ends, lengths, strict=True)]
     arrived[rank][:] = parts[rank]
     requests = []
     # Rank by rank from the own one on, so that not all send to the same one first.
-    for shift in range(1, comm.size):
-        source, target = (rank - shift) % comm.size, (rank + shift) % comm.size
-        requests += [comm._mpi.Irecv(p, source, _TAG) for p in _pieces(comm, arrived[source])]
-        requests += [comm._mpi.Isend(p, target, _TAG) for p in _pieces(comm, parts[target])]
+    mpi, step = transport.mpi, transport.options.max_count
+    for shift in range(1, size):
+        source, target = (rank - shift) % size, (rank + shift) % size
+        requests += [mpi.Irecv(piece, source, _TAG) for piece in _pieces(arrived[source], step)]
+        requests += [mpi.Isend(piece, target, _TAG) for piece in _pieces(parts[target], step)]
     for request in requests:
-        comm._complete(request, "sparse_allreduce")
+        transport.complete(request, "sparse_allreduce")
     call.swapped(8)
     call.sent += int(sizes.sum() - sizes[rank])
     call.received += int(lengths.sum() - lengths[rank])
     return arrived
 
 
-def _pieces(comm: Communicator, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    step = comm._max_count
+def _pieces(data: NDArray[np.uint8], step: int) -> list[NDArray[np.uint8]]:
     return [data[at : at + step] for at in range(0, data.size, step)]
 
 
@@ -463,13 +466,12 @@ def _gather_sums(
     own = messages.encode(
         sums.indices.astype(index_dtype(width), copy=False), sums.values, width, out
     )
-    records = np.empty((comm.size, 3), dtype=np.int64)
     length = own.size if failure is None else _FAILED
     record = np.array([length, *counts], dtype=np.int64)
-    comm._complete(comm._mpi.Iallgather(record, records), "sparse_allreduce")
+    records = call.transport.gather_rows(record, "sparse_allreduce")
     call.swapped(records[0].nbytes)
     _raise_failures(records[:, 0], failure)
-    views = comm._gather_messages(own, records[:, 0])
+    views = call.transport.gather_messages(own, records[:, 0], "sparse_allreduce")
     call.sent += (comm.size - 1) * own.size
     call.received += int(records[:, 0].sum()) - own.size
     for view, low, high in zip(views, bounds, bounds[1:], strict=False):

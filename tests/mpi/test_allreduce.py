@@ -99,7 +99,7 @@ def test_many_rounds(world, everywhere, way, n):
 def test_around_the_longest_flat_vector(world, everywhere, algorithm, dtype):
     faults = []
     with Communicator(world, check=False) as comm:
-        flat = comm._lane.group.flat_bytes() // dtype.itemsize
+        flat = comm._transport.group.flat_bytes() // dtype.itemsize
         # The slots of both ways are the same memory: they must not meet when ways alternate.
         for n in (flat, flat + 1, flat, 3 * flat, 5, flat - 1, flat + 1):
             parts = [part(rank, n, dtype) for rank in range(comm.size)]

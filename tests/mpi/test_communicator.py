@@ -218,9 +218,9 @@ def test_of_part_of_the_ranks(world, everywhere):
 def test_backend_is_chosen_when_made(world, monkeypatch):
     monkeypatch.setenv("PAROPT_BACKEND", "reference")
     with Communicator(world) as comm:
-        assert comm._native is None
+        assert comm._transport.module is None
     with Communicator(world, backend="native") as comm:
-        assert comm._native is not None
+        assert comm._transport.module is not None
     monkeypatch.setenv("PAROPT_BACKEND", "fortran")
     with pytest.raises(ConfigError, match=r"PAROPT_BACKEND must be one of .*, got 'fortran'"):
         Communicator(world)

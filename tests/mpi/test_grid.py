@@ -36,8 +36,9 @@ def test_keeps_the_settings(world):
     with Communicator(world, backend="reference", max_count=7, segment_bytes=64) as comm:
         with ProcessGrid(comm) as grid:
             axis = grid.data
-            assert (axis._max_count, axis._segment_bytes) == (7, 64)
-            assert axis._native is None
+            transport = axis._transport
+            assert (transport.options.max_count, transport.options.segment_bytes) == (7, 64)
+            assert transport.module is None
             assert axis.size == comm.size
         with pytest.raises(ValueError, match="freed"):
             axis.barrier()

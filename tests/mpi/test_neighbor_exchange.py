@@ -89,9 +89,9 @@ def test_counts_what_it_sends_and_reuses_its_workspace(world):
     with Communicator(world) as comm:
         for step in range(3):
             neighbor_exchange(comm, np.zeros(1000, dtype=np.float32), made, step)
-            kept = [id(value.segments) for value in comm._kept.values()]
+            kept = [id(value.segments) for value in comm._transport._kept.values()]
             neighbor_exchange(comm, np.zeros(10), made, step)
-            assert kept == [id(value.segments) for value in comm._kept.values()]
+            assert kept == [id(value.segments) for value in comm._transport._kept.values()]
         counted = comm.traffic["neighbor_exchange"]
         volume = 3 * others * (4000 + 80)
     assert (counted.calls, counted.bytes_sent, counted.bytes_received) == (6, volume, volume)
@@ -102,7 +102,7 @@ def test_working_memory_does_not_grow_with_the_degree(world):
     made = topology.complete(world.size)
     with Communicator(world, segment_bytes=2**30) as comm:
         neighbor_exchange(comm, np.zeros(2_000_000), made)
-        (kept,) = comm._kept.values()
+        (kept,) = comm._transport._kept.values()
         assert kept.segments.size <= 8 * 1024 * 1024
 
 

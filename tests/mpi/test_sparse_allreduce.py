@@ -345,7 +345,7 @@ def test_reuses_its_buffers(world):
         dense = np.empty(5000, np.float32)
         for scheme in ("allgather", "split", "reselect"):
             sparse_allreduce(comm, message, dense, scheme)
-            (work,) = comm._kept.values()
+            (work,) = comm._transport._kept.values()
             before = {name: id(buffer) for name, buffer in work.buffers.items()}
             sparse_allreduce(comm, message, dense, scheme)
             assert before == {name: id(buffer) for name, buffer in work.buffers.items()}

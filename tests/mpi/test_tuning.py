@@ -36,7 +36,7 @@ def test_auto_uses_the_table_that_rank_0_finds(world, everywhere, tmp_path, monk
     Table({key: [(10**9, name)]}).save(tmp_path / "table.json")
     monkeypatch.setenv("PAROPT_TUNING", str(tmp_path / "table.json"))
     with Communicator(world) as comm:
-        chosen = comm._choose("auto", 4_000_000)
+        chosen = comm._choice.choose("auto", 4_000_000)
     everywhere([] if chosen == "recursive_doubling" else [f"chose {chosen}"])
 
 

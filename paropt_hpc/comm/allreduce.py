@@ -1,0 +1,163 @@
+"""The dense all-reduces of a communicator: checked, carried out by an algorithm, and counted."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paropt_hpc.comm.buffers import as_numbers
+from paropt_hpc.comm.choice import Choice
+from paropt_hpc.comm.lanes import Progress
+from paropt_hpc.comm.request import Request
+from paropt_hpc.comm.ring_allreduce import check_op, ring_volume, run_twin
+from paropt_hpc.comm.transport import Transport
+from paropt_hpc.errors import CollectiveTimeout
+
+__all__ = ["AllReduce"]
+
+_COUNTED = ("recursive_doubling", "hierarchical")  # these count what they have sent
+
+
+class AllReduce:
+    """Reduces the buffers of one communicator, in the foreground or in the background.
+
+    The arguments of `run` and `start` are those of :meth:`Communicator.allreduce`.
+    """
+
+    def __init__(self, transport: Transport, choice: Choice) -> None:
+        self._transport = transport
+        self._choice = choice
+        self._progress: Progress | None = None
+
+    def run(
+        self, buffer: NDArray[Any], op: str, algorithm: str, out: NDArray[Any] | None = None
+    ) -> None:
+        """Reduce a buffer, in place or into `out`."""
+        transport = self._transport
+        start = transport.begin()
+        flat, result = _reducible(buffer, out, op)
+        chosen = self._choice.choose(algorithm, flat.nbytes)
+        transport.agree("allreduce", f"{op} of {flat.size} {flat.dtype}, {algorithm}")
+        sent = self._reduce(chosen, flat, result, op)
+        transport.finish("allreduce", start, *self._volume(flat, chosen, sent))
+
+    def start(
+        self, buffer: NDArray[Any], op: str, algorithm: str, out: NDArray[Any] | None = None
+    ) -> Request:
+        """Begin to reduce a buffer; see :meth:`Communicator.start`."""
+        transport = self._transport
+        start = transport.begin()
+        flat, result = _reducible(buffer, out, op)
+        chosen = self._choice.choose(algorithm, flat.nbytes)
+        transport.agree("start", f"{op} of {flat.size} {flat.dtype}, {algorithm}")
+        job = None
+        if self._runs_in_background(chosen):
+            job = self._background().start(chosen, flat, result, op)
+        else:
+            self._reduce(chosen, flat, result, op)
+        transport.leave()
+        seconds = time.perf_counter() - start
+        volume = ring_volume(flat.size, flat.itemsize, transport.rank, transport.size)
+
+        def finish(waited: float) -> None:
+            # Names the arrays, so that they live as long as the thread may use them.
+            assert flat.size == result.size
+            transport.traffic.record("start", *volume, seconds + waited, waited)
+
+        return Request(job, finish)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of segments of the thread."""
+        return 0 if self._progress is None else self._progress.lane.memory()
+
+    def free(self) -> None:
+        """Finish what was started, then give everything back; collective."""
+        if self._progress is not None:
+            self._progress.free()
+            self._progress = None
+
+    def _reduce(self, algorithm: str, flat: NDArray[Any], result: NDArray[Any], op: str) -> int:
+        """Reduce in the foreground; return the bytes sent in messages of ours."""
+        transport = self._transport
+        if transport.size > 1 and algorithm != "mpi" and transport.lane is not None:
+            try:
+                return int(transport.lane.native.allreduce(algorithm, flat, result, op))
+            except CollectiveTimeout:
+                transport.failed = True
+                raise
+        if flat is not result:
+            result[:] = flat
+        if transport.size == 1:
+            return 0
+        if algorithm == "mpi":
+            self._library(result, op)
+            return 0
+        options = transport.options
+        return run_twin(transport.mpi, result, op, options.segment_bytes, options.max_count)
+
+    def _library(self, flat: NDArray[Any], op: str) -> None:
+        """Let the MPI library reduce, in place."""
+        from mpi4py import MPI
+
+        transport = self._transport
+        # MPI knows no 16-bit floats, and a sum in them could overflow.
+        wide = flat.astype(np.float32) if flat.itemsize == 2 else flat
+        mpi_op = {"min": MPI.MIN, "max": MPI.MAX}.get(op, MPI.SUM)
+        step = transport.options.max_count
+        for begin in range(0, wide.size, step):
+            piece = wide[begin : begin + step]
+            transport.complete(
+                transport.mpi.Iallreduce(MPI.IN_PLACE, piece, op=mpi_op), "allreduce"
+            )
+        with np.errstate(all="ignore"):
+            if op == "mean":
+                wide /= wide.dtype.type(transport.size)
+            if wide is not flat:
+                flat[:] = wide
+
+    def _volume(self, flat: NDArray[Any], algorithm: str, sent: int) -> tuple[int, int]:
+        """Return the bytes sent and received, by the rule of :mod:`paropt_hpc.comm.traffic`."""
+        transport = self._transport
+        volume = ring_volume(flat.size, flat.itemsize, transport.rank, transport.size)
+        if transport.size > 1 and algorithm in _COUNTED:
+            return sent, sent
+        if transport.size > 1 and algorithm == "ring":
+            return sent, volume[1] * sent // max(1, volume[0])
+        return volume
+
+    def _runs_in_background(self, algorithm: str) -> bool:
+        if self._transport.size == 1 or self._transport.module is None or algorithm == "mpi":
+            return False
+        from mpi4py import MPI
+
+        return algorithm == "shared" or MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+    def _background(self) -> Progress:
+        """Return the thread that carries out what was started; collective the first time."""
+        if self._progress is None:
+            transport = self._transport
+            assert transport.module is not None
+            self._progress = Progress(transport.module, transport.mpi.Dup(), transport.options)
+        return self._progress
+
+
+def _reducible(
+    buffer: NDArray[Any], out: NDArray[Any] | None, op: str
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Check the arguments of a reduction; return what it reads and what it writes."""
+    flat = as_numbers(buffer, writable=out is None)
+    check_op(op, flat.dtype)
+    if out is None:
+        return flat, flat
+    result = as_numbers(out, "out")
+    if result.dtype != flat.dtype or out.shape != buffer.shape:
+        raise ValueError(
+            f"out must be as buffer, {buffer.shape} {buffer.dtype}, got {out.shape} {out.dtype}"
+        )
+    if np.may_share_memory(flat, result) and flat.ctypes.data != result.ctypes.data:
+        raise ValueError("out must be the same memory as buffer or none of it; they overlap")
+    return flat, result
