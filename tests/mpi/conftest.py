@@ -10,6 +10,8 @@ import hypothesis
 import pytest
 from mpi4py import MPI
 
+from paropt_hpc.comm import Communicator
+
 # Every rank must draw the same examples: no random seed, no database of past failures.
 hypothesis.settings.register_profile(
     "ranks", derandomize=True, database=None, deadline=None, max_examples=25
@@ -39,6 +41,22 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[N
 @pytest.fixture
 def world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
+
+
+@pytest.fixture
+def comm(world: MPI.Intracomm) -> Iterator[Communicator]:
+    with Communicator(world) as made:
+        yield made
+
+
+@pytest.fixture
+def folder(world: MPI.Intracomm) -> Iterator[Path]:
+    """One folder for all ranks."""
+    made = tempfile.TemporaryDirectory() if world.Get_rank() == 0 else None
+    yield Path(world.bcast(made.name if made else None))
+    world.Barrier()
+    if made:
+        made.cleanup()
 
 
 @pytest.fixture

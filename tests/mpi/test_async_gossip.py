@@ -15,12 +15,6 @@ pytestmark = pytest.mark.mpi
 N = 30
 
 
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
-
-
 def start_of(rank):
     return np.random.default_rng(rank).standard_normal(N)
 

@@ -12,12 +12,6 @@ from paropt_hpc.errors import ConfigError, DataError, DivergenceError
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture
-def comm(world):
-    with Communicator(world) as made:
-        yield made
-
-
 def raise_if(condition, error):
     if condition:
         raise error

@@ -28,12 +28,6 @@ def rows_of(m, d=3):
     return np.column_stack([np.arange(m), *np.ones((d - 1, m))]).astype(float)
 
 
-@pytest.fixture
-def comm(world):
-    with Communicator(world) as comm:
-        yield comm
-
-
 @pytest.fixture(params=["split", "replicated", "managed", "dedicated"])
 def evaluator(request, comm):
     """Return what makes an evaluator of an objective."""

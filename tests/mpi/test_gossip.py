@@ -14,12 +14,6 @@ pytestmark = pytest.mark.mpi
 N, STEPS, LR = 30, 8, 0.1
 
 
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
-
-
 def gradient_of(rank, params, step):
     """Of a quadratic bowl that is another one on every rank."""
     centre = np.random.default_rng([rank, 1]).standard_normal(N)

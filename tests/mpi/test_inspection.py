@@ -4,17 +4,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from mpi4py import MPI
 
 from paropt_hpc.cluster import inspect, local_device, preflight
-from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import ConfigError, is_on_every_rank
-
-
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
 
 
 @pytest.fixture

@@ -4,21 +4,13 @@ import time
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
-from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.mailbox import Mailbox, Pulse, wait_until
 from paropt_hpc.errors import CollectiveTimeout
 
 pytestmark = pytest.mark.mpi
 
 TAG = 42
-
-
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
 
 
 @pytest.mark.mpi(min_size=2)

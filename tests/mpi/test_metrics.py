@@ -2,36 +2,16 @@
 
 import json
 import struct
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.clocks import clock_offsets
 from paropt_hpc.train import Config, Trainer
 from paropt_hpc.train.timeline import KINDS
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
-
-
-@pytest.fixture
-def folder():
-    """One folder for all ranks."""
-    world = MPI.COMM_WORLD
-    made = tempfile.TemporaryDirectory() if world.Get_rank() == 0 else None
-    yield Path(world.bcast(made.name if made else None))
-    world.Barrier()
-    if made:
-        made.cleanup()
 
 
 def config_of(folder, **sections):

@@ -12,12 +12,6 @@ pytestmark = pytest.mark.mpi
 SAMPLES, STEPS = 11, 4
 
 
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
-
-
 def samples(step):
     """Far from 0, as activations may be, and every step elsewhere."""
     generator = np.random.default_rng(step)

@@ -17,12 +17,6 @@ pytestmark = pytest.mark.mpi
 N, STEPS = 30, 12
 
 
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
-
-
 def gradient_of(rank, params, step):
     """Of a quadratic bowl that is the same on every rank, with noise of its own."""
     noise = np.random.default_rng([rank, step]).standard_normal(N)

@@ -4,16 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
-from paropt_hpc.comm import Communicator, SerialCommunicator
+from paropt_hpc.comm import SerialCommunicator
 from paropt_hpc.train import Config, train
-
-
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
 
 
 def config_for(folder, ways):

@@ -3,21 +3,12 @@
 import numpy as np
 import pytest
 
-from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.train import SGD, AllReduce, LocalSGD, Replica
 
 pytestmark = pytest.mark.mpi
 
 SHAPES = [(3, 4), (), (5,), (0,), (2, 1, 2)]
-
-
-@pytest.fixture
-def comm():
-    from mpi4py import MPI
-
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
 
 
 def arrays(seed, dtype="float64"):

@@ -3,8 +3,6 @@
 import itertools
 import os
 import signal
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,23 +59,6 @@ LOOSE = {
         "compress": {"method": "topk", "density": 0.1},
     },
 }
-
-
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
-
-
-@pytest.fixture
-def folder():
-    """One folder for all ranks."""
-    world = MPI.COMM_WORLD
-    made = tempfile.TemporaryDirectory() if world.Get_rank() == 0 else None
-    yield Path(world.bcast(made.name if made else None))
-    world.Barrier()
-    if made:
-        made.cleanup()
 
 
 def config_of(way, **run):

@@ -49,12 +49,6 @@ def patchy(row):
     return math.nan if kind < 64 else rastrigin(row)
 
 
-@pytest.fixture
-def comm(world):
-    with Communicator(world) as comm:
-        yield comm
-
-
 def run(comm, islands, *, objective=rastrigin, budget=None, **options):
     """Return what a search comes to; its seconds are not part of it."""
     settings = {name: options.pop(name) for name in ("migration", "evaluator") if name in options}

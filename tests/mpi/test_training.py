@@ -23,14 +23,6 @@ FEATURES, CLASSES, SAMPLES, BATCH = 12, 3, 100, 24  # 24 = 1, 2, 3, 4 ranks; the
 MODEL = MLP(FEATURES, [16], CLASSES)
 
 
-@pytest.fixture
-def comm():
-    from mpi4py import MPI
-
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
-
-
 def samples(dtype="float64"):
     generator = np.random.default_rng(7)
     x = generator.standard_normal((SAMPLES, FEATURES)).astype(dtype)

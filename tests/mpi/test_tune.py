@@ -31,12 +31,6 @@ def bowl(trial):
     return trial.params["x"] ** 2 + 0.1 * trial.params["n"]
 
 
-@pytest.fixture
-def comm(world):
-    with Communicator(world) as comm:
-        yield comm
-
-
 def plain(records):
     kept = [(r.number, r.params, r.state, r.value, r.budget, r.steps) for r in records]
     return sorted(kept, key=lambda record: record[0])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from paropt_hpc.comm import Communicator
 from paropt_hpc.compress import TopK
 from paropt_hpc.errors import ConfigError, DivergenceError
 from paropt_hpc.train import MLP, SGD, AllReduce, Batch, Config, LossScale, train
@@ -12,14 +11,6 @@ pytestmark = pytest.mark.mpi
 
 MODEL = MLP(12, [16, 9], 3)
 N = MODEL.size
-
-
-@pytest.fixture
-def comm():
-    from mpi4py import MPI
-
-    with Communicator(MPI.COMM_WORLD) as communicator:
-        yield communicator
 
 
 def gradient_of(rank, step=0, dtype="float32", n=N):
