@@ -242,19 +242,23 @@ def test_two_segments_are_on_their_way(world, everywhere):
 
     A synchronous send ends when its receive has been posted. While rank 0 waits for the end of
     its first send, it has taken two segments and asks for two more; one that sends and receives
-    them one by one would have asked for two in all.
+    them one by one would have asked for two in all. The two on their way lie in memory of their
+    own: both have arrived before either is added, so that in one place the later would be added
+    twice.
     """
     segments, length = 6, 500_000  # 2 MB: a send that waits for its receiver
+    numbers = np.arange(1, segments + 1, dtype=np.float32)[:, None]
     comm = world.Split(0 if world.rank < 2 else MPI.UNDEFINED, world.rank)
     faults = []
     if world.rank == 0:
         buffer = np.zeros(2 * segments * length, dtype=np.float32)
         ring_allreduce(comm, buffer, "sum", segment_bytes=4 * length, backend="native")
-        if (buffer != 1).any():
+        own, other = buffer.reshape(2, segments, length)
+        if (own != numbers).any() or (other != 1).any():
             faults.append("wrong sum")
     elif world.rank == 1:
-        ones = np.ones((segments, length), dtype=np.float32)
-        sends = [comm.Issend(row, 0, 7301) for row in ones]
+        rows = np.broadcast_to(numbers, (segments, length)).copy()
+        sends = [comm.Issend(row, 0, 7301) for row in rows]
         deadline = time.monotonic() + 20
         while not all([send.Test() for send in sends[:4]]) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -262,7 +266,7 @@ def test_two_segments_are_on_their_way(world, everywhere):
         posted = sum(send.Test() for send in sends)
         if posted != 4:
             faults.append(f"{posted} receives were posted")
-        received = np.empty_like(ones)
+        received = np.empty_like(rows)
         for row in received:
             comm.Recv(row, 0, 7301)
         MPI.Request.Waitall(sends)
