@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "common.hpp"
@@ -71,6 +72,19 @@ constexpr double kInverseFactorial[] = {1.0,
                                         1.0 / 39916800,
                                         1.0 / 479001600,
                                         1.0 / 6227020800};
+constexpr float kLog2Series[] = {2.8853900817779268f, 0.96179669392597561f, 0.57707801635558536f,
+                                 0.41219858311113241f};  // 2 / (2k + 1) / log 2
+constexpr float kExp2Series[] = {1.0f,
+                                 0.69314718055994531f,
+                                 0.24022650695910071f,
+                                 0.055504108664821580f,
+                                 0.0096181291076284772f,
+                                 0.0013333558146428443f,
+                                 0.00015403530393381609f};  // (log 2)^k / k!
+
+// Pairs of children whose mutations come from one stream, and the number of the first of these.
+constexpr std::size_t kGroup = 32;
+constexpr std::uint64_t kGroupStreams = std::uint64_t{1} << 41;
 
 }  // namespace
 }  // namespace paropt
@@ -84,6 +98,7 @@ namespace {
 // Numbers below which waking a second thread costs more than it saves.
 constexpr std::size_t kGrain = 1 << 17;
 constexpr std::size_t kRows = 64;  // a thread's share is made of so many
+static_assert(kRows % kGroup == 0);
 
 // Call rows(first, last) for parts of m rows of d numbers, by as many threads as are worth it.
 template <class Rows>
@@ -96,6 +111,58 @@ void for_rows(std::size_t m, std::size_t d, Rows rows) {
     rows(part * kRows, std::min(m, (part + 1) * kRows));
   }
 }
+
+// Move the numbers that fit to the front, without a branch to mispredict; return how many they are.
+template <class Fits>
+std::size_t move_first(double* v, std::size_t n, Fits fits) {
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const double x = v[i];
+    v[i] = v[first];
+    v[first] = x;
+    first += fits(x);
+  }
+  return first;
+}
+
+// The k-th of n numbers in order, k from 0; they change places.
+double kth_smallest(double* v, std::size_t n, std::size_t k) {
+  for (int round = 0; round < 64; ++round) {
+    const double a = v[0], b = v[n / 2], c = v[n - 1];
+    const double pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
+    const std::size_t less = move_first(v, n, [=](double x) { return x < pivot; });
+    if (k < less) {
+      n = less;
+      continue;
+    }
+    const std::size_t done =
+        less + move_first(v + less, n - less, [=](double x) { return x <= pivot; });
+    if (k < done) return pivot;
+    v += done, n -= done, k -= done;
+  }
+  std::nth_element(v, v + k, v + n);  // where the pivots were bad ones
+  return v[k];
+}
+
+// The best of some rivals; of equal ones the first.
+struct Survivors {
+  double worst = -std::numeric_limits<double>::infinity();
+  std::size_t ties = 0;  // how many of those that equal the worst survivor live
+
+  Survivors(double* values, std::size_t n, std::size_t count) {
+    if (count == 0) return;
+    worst = kth_smallest(values, n, count - 1);
+    ties = count;
+    for (std::size_t i = 0; i < n; ++i) ties -= values[i] < worst;
+  }
+
+  // To be asked in order, with what is left of the ties.
+  bool lives(double value, std::size_t& left) const {
+    const bool tied = (value == worst) & (left > 0);
+    left -= tied;
+    return (value < worst) | tied;
+  }
+};
 
 std::uint32_t first_smallest(const double* f, std::size_t n) {
   return static_cast<std::uint32_t>(std::min_element(f, f + n) - f);
@@ -204,41 +271,36 @@ void ga_children(const Genetic& ga, std::uint64_t key, const double* x,
 }
 
 void ga_survive(const Genetic& ga, double* x, double* f, const double* child, const double* child_f,
-                std::uint32_t* rank) {
-  const std::size_t n = ga.n, d = ga.box.d, rivals = ga.truncation ? n + ga.children : n;
-  const std::size_t kept = ga.truncation ? n : ga.elite;
-  const auto value = [=](std::uint32_t i) { return i < n ? f[i] : child_f[i - n]; };
-  for (std::size_t i = 0; i < rivals; ++i) rank[i] = static_cast<std::uint32_t>(i);
-  std::nth_element(rank, rank + kept, rank + rivals, [&](std::uint32_t a, std::uint32_t b) {
-    const double va = value(a), vb = value(b);
-    return va < vb || (va == vb && a < b);
-  });
-  std::sort(rank, rank + kept);
-  // Children that live: among the ranked ones, or all; they fill the gaps between kept members.
-  const std::uint32_t* keeps = rank;
-  const std::uint32_t* const end = rank + kept;
-  const std::uint32_t* lives = std::lower_bound(keeps, end, static_cast<std::uint32_t>(n));
-  std::size_t next = 0;
+                std::uint32_t* places, double* values) {
+  const std::size_t n = ga.n, m = ga.children, d = ga.box.d;
+  std::memcpy(values, f, n * sizeof(double));
+  std::memcpy(values + n, child_f, m * sizeof(double));
+  const Survivors survivors(values, ga.truncation ? n + m : n, ga.truncation ? n : ga.elite);
+  std::uint32_t *gap = places, *comer = places + n;
+  std::size_t gaps = 0, comers = 0, ties = survivors.ties;
   for (std::size_t i = 0; i < n; ++i) {
-    if (keeps != end && *keeps == i) {
-      ++keeps;
-      continue;
-    }
-    const std::size_t from = ga.truncation ? *lives++ - n : next++;
-    f[i] = child_f[from];
-    std::memcpy(x + i * d, child + from * d, d * sizeof(double));
+    gap[gaps] = static_cast<std::uint32_t>(i);
+    gaps += !survivors.lives(f[i], ties);
+  }
+  for (std::size_t i = 0; i < m; ++i) {
+    comer[comers] = static_cast<std::uint32_t>(i);
+    comers += !ga.truncation || survivors.lives(child_f[i], ties);
+  }
+  for (std::size_t i = 0; i < gaps; ++i) {
+    f[gap[i]] = child_f[comer[i]];
+    std::memcpy(x + gap[i] * d, child + comer[i] * d, d * sizeof(double));
   }
 }
 
 void ga_run(const Genetic& ga, Objective objective, std::uint64_t key, std::uint64_t generation,
             std::size_t generations, double* x, double* f, double* child, double* child_f,
-            std::uint32_t* parents, std::uint32_t* rank) {
+            std::uint32_t* parents, std::uint32_t* places, double* values) {
   for (std::size_t g = 0; g < generations; ++g) {
     const std::uint64_t now = generation_key(key, generation + g);
     ga_parents(ga, now, f, parents);
     ga_children(ga, now, x, parents, child);
     evaluate(objective, child, ga.children, ga.box.d, child_f);
-    ga_survive(ga, x, f, child, child_f, rank);
+    ga_survive(ga, x, f, child, child_f, places, values);
   }
 }
 

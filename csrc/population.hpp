@@ -91,12 +91,12 @@ void ga_parents(const Genetic& ga, std::uint64_t key, const double* f, std::uint
 // Children 2i and 2i + 1 come from the parents of these numbers.
 void ga_children(const Genetic& ga, std::uint64_t key, const double* x,
                  const std::uint32_t* parents, double* child);
-// Who lives on, in place: children take the rows of members that do not. rank is scratch of
-// n + children.
+// Who lives on, in place: children take the rows of members that do not. places and values are
+// scratch of n + children each.
 void ga_survive(const Genetic& ga, double* x, double* f, const double* child, const double* child_f,
-                std::uint32_t* rank);
+                std::uint32_t* places, double* values);
 void ga_run(const Genetic& ga, Objective objective, std::uint64_t key, std::uint64_t generation,
             std::size_t generations, double* x, double* f, double* child, double* child_f,
-            std::uint32_t* parents, std::uint32_t* rank);
+            std::uint32_t* parents, std::uint32_t* places, double* values);
 
 }  // namespace paropt

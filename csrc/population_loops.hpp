@@ -15,6 +15,7 @@ constexpr std::size_t kLanes = 2;
 constexpr std::size_t kParts = 8 / kLanes;
 
 typedef double V __attribute__((vector_size(8 * kLanes)));
+typedef float F __attribute__((vector_size(4 * kLanes)));
 typedef std::int64_t M __attribute__((vector_size(8 * kLanes)));  // a mask, or bits
 typedef std::uint64_t B __attribute__((vector_size(8 * kLanes)));
 typedef std::uint32_t U __attribute__((vector_size(4 * kLanes)));
@@ -70,16 +71,6 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE V abs_of(V a) { return (V)((M)a & 0x7ffffffff
 // Nearest integer, of numbers below 2^51 in magnitude.
 PAROPT_TARGET PAROPT_ALWAYS_INLINE V rint_of(V a) { return (a + 0x1.8p52) - 0x1.8p52; }
 
-PAROPT_TARGET PAROPT_ALWAYS_INLINE bool any(M mask) {
-#if PAROPT_LEVEL == 2
-  return _mm512_movepi64_mask((__m512i)mask) != 0;
-#elif PAROPT_LEVEL == 1
-  return _mm256_movemask_pd((__m256d)mask) != 0;
-#else
-  return (mask[0] | mask[1]) != 0;
-#endif
-}
-
 PAROPT_TARGET PAROPT_ALWAYS_INLINE V sqrt_of(V a) {
 #if PAROPT_LEVEL == 2
   return (V)_mm512_maskz_sqrt_pd(0xff, (__m512d)a);  // the plain one makes GCC 12 warn
@@ -113,32 +104,28 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE V sinpi_of(V x) {
   return p * x;
 }
 
-// exp(x) for |x| <= 700: 2^n times so many terms of the Taylor series of the rest.
-template <int kTerms>
-PAROPT_TARGET PAROPT_ALWAYS_INLINE V exp_by(V x) {
+// exp(x) for |x| <= 700: 2^n times the Taylor series of the rest.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE V exp_of(V x) {
   const V shifted = x * kLog2E + 0x1.8p52;
   const V n = shifted - 0x1.8p52;
   const V r = (x - n * kLn2High) - n * kLn2Low;
-  V p = all(kInverseFactorial[kTerms]);
-  for (int k = kTerms - 1; k >= 0; --k) p = p * r + kInverseFactorial[k];
+  V p = all(kInverseFactorial[13]);
+  for (int k = 12; k >= 0; --k) p = p * r + kInverseFactorial[k];
   return p * (V)(((B)shifted + 1023) << 52);
 }
-PAROPT_TARGET PAROPT_ALWAYS_INLINE V exp_of(V x) { return exp_by<13>(x); }
 
 // log(x) for normal x > 0: the exponent, and 2 atanh((m - 1) / (m + 1)) of the mantissa, by its
-// Taylor series up to an odd power.
-template <int kPower>
-PAROPT_TARGET PAROPT_ALWAYS_INLINE V log_by(V x) {
+// Taylor series.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE V log_of(V x) {
   const B bits = (B)x;
   const B k = (bits + 0x0009'5f61'9980'c433) >> 52;  // 1023 + exponent, the mantissa near 1
   const V m = (V)(bits - ((k - 1023) << 52));
   const V exponent = (V)(k + 0x4338'0000'0000'0000) - (0x1.8p52 + 1023);
   const V s = (m - 1.0) / (m + 1.0), z = s * s;
-  V p = all(1.0 / kPower);
-  for (int i = kPower - 2; i >= 1; i -= 2) p = p * z + 1.0 / i;
+  V p = all(1.0 / 23);
+  for (int i = 21; i >= 1; i -= 2) p = p * z + 1.0 / i;
   return exponent * kLn2High + (exponent * kLn2Low + 2.0 * s * p);
 }
-PAROPT_TARGET PAROPT_ALWAYS_INLINE V log_of(V x) { return log_by<23>(x); }
 
 // ---- random numbers --------------------------------------------------------------------------
 
@@ -365,80 +352,112 @@ PAROPT_TARGET void swarm_rows(const Swarm& swarm, std::uint64_t key, const doubl
 
 // ---- genetic algorithm -----------------------------------------------------------------------
 
-// u^e for u in [2^-31, 1], to 9 digits, which is enough for a random number.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE V power(V u, V e) {
-  return exp_by<8>(e * log_by<11>(max_of(u, all(0x1p-31))));
+// u^e for u in [2^-30, 1] and |e| <= 1, to 6 digits, which is enough for a random step.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE F power(F u, F e) {
+  const U bits = (U)u;
+  const U k = (bits + 0x004a'fb0d) >> 23;  // 127 + exponent, the mantissa near 1
+  const F m = (F)(bits - ((k - 127) << 23));
+  const F s = (m - 1.0f) / (m + 1.0f), z = s * s;
+  F log = F{} + kLog2Series[3];
+  for (int i = 2; i >= 0; --i) log = log * z + kLog2Series[i];
+  const F y = e * (__builtin_convertvector((I)k - 127, F) + s * log);
+  const F shifted = y + 0x1.8p23f, r = y - (shifted - 0x1.8p23f);
+  F exp = F{} + kExp2Series[6];
+  for (int i = 5; i >= 0; --i) exp = exp * r + kExp2Series[i];
+  return exp * (F)(((U)shifted + 127) << 23);
 }
 
-// Cross a pair of columns; half of them stay, and half of the others change places as well.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void cross(const Genetic& ga, V u, V choice, V& p, V& q) {
-  V first, second;
+// In (0, 1]: of the low 29 bits of a word.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE F low_uniforms(U word) {
+  return __builtin_convertvector((I)(word & 0x1fff'ffff) + 1, F) * 0x1p-29f;
+}
+
+// Cross a pair of columns by the bits of a word: one says whether, for half of them stay, two say
+// on which sides of their parents the children are, the rest how far away.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void cross(const Genetic& ga, U word, V& p, V& q) {
+  const F u = low_uniforms(word);
+  const M crossed = __builtin_convertvector((I)(word << 1) < 0, M);
+  const V middle = 0.5 * (p + q);
+  V half;
   if (ga.crossover == Crossover::simulated_binary) {
-    const V side = min_of(u, 1.0 - u) * 2.0;
-    const V exponent = all(1.0 / (ga.crossover_index + 1.0));
-    const V spread = power(side, u <= 0.5 ? exponent : -exponent);
-    const V middle = p + q, half = spread * (p - q);
-    first = 0.5 * (middle + half);
-    second = 0.5 * (middle - half);
+    const F exponent = F{} + static_cast<float>(1.0 / (ga.crossover_index + 1.0));
+    const F spread = power(u, (I)(word << 2) < 0 ? exponent : -exponent);
+    half = __builtin_convertvector((F)((U)spread ^ (word & 0x8000'0000)), V) * (0.5 * (p - q));
   } else {
-    const V low = min_of(p, q), high = max_of(p, q), beyond = ga.crossover_index * (high - low);
-    first = (low - beyond) + u * ((high - low) + 2.0 * beyond);
-    second = (low + high) - first;
+    half = (2.0 * __builtin_convertvector(u, V) - 1.0) * ((0.5 + ga.crossover_index) * (p - q));
   }
-  const M crossed = choice < 0.5, swapped = choice < 0.25;
-  const V a = swapped ? second : first, b = swapped ? first : second;
-  p = crossed ? a : p;
-  q = crossed ? b : q;
-}
-
-PAROPT_TARGET PAROPT_ALWAYS_INLINE V mutate(const Genetic& ga, Stream s, Stream t, U column, V low,
-                                            V high, V x) {
-  const M mutated = uniforms(s, column) < ga.mutation_rate;
-  if (any(mutated)) {
-    V step;
-    if (ga.deviation == Deviation::polynomial) {
-      const V u = uniforms(t, column);
-      const V side = min_of(u, 1.0 - u) * 2.0;
-      const V rest = power(side, all(1.0 / (ga.mutation_index + 1.0)));
-      step = (u < 0.5 ? rest - 1.0 : 1.0 - rest) * (high - low);
-    } else {
-      V other;
-      normal_pair(t, t.second(), column, step, other);
-      step = step * (ga.mutation_index * (high - low));
-    }
-    x = mutated ? x + step : x;
-  }
-  return min_of(max_of(x, low), high);
+  p = crossed ? middle + half : p;
+  q = crossed ? middle - half : q;
 }
 
 PAROPT_TARGET void ga_pair(const Genetic& ga, Stream s, const double* p, const double* q, double* a,
                            double* b) {
   const std::size_t d = ga.box.d;
-  const Stream t = s.second(), a1 = t.second(), a2 = a1.second(), b1 = a2.second(),
-               b2 = b1.second();
-  const bool crossing = word(b2, 0xffffffff) < ga.crossover_rate * 0x1p32;
+  if (word(s.second(), 0) >= ga.crossover_rate * 0x1p32) {
+    std::memcpy(a, p, d * sizeof(double));
+    if (b != nullptr) std::memcpy(b, q, d * sizeof(double));
+    return;
+  }
   for (std::size_t start = 0; start < d; start += 8) {
     for (std::size_t part = 0; part < kParts; ++part) {
       const std::size_t at = block_start(start, d) + part * kLanes;
-      const U column = lanes_from(at);
       V one = load_columns(p, at, d), two = load_columns(q, at, d);
       const V low = load_columns(ga.box.lower, at, d), high = load_columns(ga.box.upper, at, d);
-      if (crossing) cross(ga, uniforms(s, column), uniforms(t, column), one, two);
-      store_columns(a, at, d, mutate(ga, a1, a2, column, low, high, one));
-      if (b != nullptr) store_columns(b, at, d, mutate(ga, b1, b2, column, low, high, two));
+      cross(ga, words(s, lanes_from(at)), one, two);
+      store_columns(a, at, d, min_of(max_of(one, low), high));
+      if (b != nullptr) store_columns(b, at, d, min_of(max_of(two, low), high));
     }
   }
 }
 
+// By how much of its column's range each of a group's mutated numbers moves.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE V steps(const Genetic& ga, Stream s, U number) {
+  if (ga.deviation == Deviation::polynomial) {
+    const U word = words(s, number);
+    const F exponent = F{} + static_cast<float>(1.0 / (ga.mutation_index + 1.0));
+    const F size = 1.0f - power(low_uniforms(word), exponent);
+    return __builtin_convertvector((F)((U)size ^ (word & 0x8000'0000)), V);
+  }
+  V step, other;
+  normal_pair(s, s.second(), number, step, other);
+  return step * ga.mutation_index;
+}
+
+// Mutate some of m rows. Which ones is known from the gaps between them, so that the work is in
+// proportion to their number: a gap is geometrically distributed.
+PAROPT_TARGET void ga_mutate(const Genetic& ga, Stream s, double* rows, std::size_t m) {
+  if (ga.mutation_rate == 0.0) return;
+  const std::size_t d = ga.box.d, count = m * d;
+  const double scale = 1.0 / std::log1p(-ga.mutation_rate);
+  const Stream t = s.second();
+  std::size_t next = 0;
+  for (std::uint32_t number = 0;; number += kLanes) {
+    const V gap = log_of(1.0 - uniforms(s, lanes_from(number))) * scale;
+    const M skipped = __builtin_convertvector(min_of(gap, all(0x1p52)), M);
+    const V step = steps(ga, t, lanes_from(number));
+    for (std::size_t l = 0; l < kLanes; ++l, ++next) {
+      next += static_cast<std::size_t>(skipped[l]);
+      if (next >= count) return;
+      const double low = ga.box.lower[next % d], high = ga.box.upper[next % d];
+      rows[next] = std::min(std::max(rows[next] + step[l] * (high - low), low), high);
+    }
+  }
+}
+
+// Pairs [first, last), first a multiple of kGroup.
 PAROPT_TARGET void ga_rows(const Genetic& ga, std::uint64_t key, const double* x,
                            const std::uint32_t* parents, double* child, std::size_t first,
                            std::size_t last) {
   const std::size_t d = ga.box.d;
-  for (std::size_t pair = first; pair < last; ++pair) {
-    const std::size_t i = 2 * pair;
-    const bool two = i + 1 < ga.children;
-    ga_pair(ga, Stream(key, i), x + parents[i] * d, x + parents[two ? i + 1 : i] * d, child + i * d,
-            two ? child + (i + 1) * d : nullptr);
+  for (std::size_t group = first; group < last; group += kGroup) {
+    const std::size_t end = std::min(last, group + kGroup);
+    for (std::size_t pair = group; pair < end; ++pair) {
+      const std::size_t i = 2 * pair, j = std::min(i + 1, ga.children - 1);
+      ga_pair(ga, Stream(key, i), x + parents[i] * d, x + parents[j] * d, child + i * d,
+              j > i ? child + j * d : nullptr);
+    }
+    const std::size_t rows = std::min(2 * end, ga.children) - 2 * group;
+    ga_mutate(ga, Stream(key, kGroupStreams + group / kGroup), child + 2 * group * d, rows);
   }
 }
 

@@ -146,7 +146,8 @@ def ga_survive(
     f: _Doubles,
     child: _Doubles,
     child_f: _Doubles,
-    rank: _Indices,
+    places: _Indices,
+    values: _Doubles,
 ) -> None: ...
 def ga_run(
     lower: _Doubles,
@@ -165,7 +166,8 @@ def ga_run(
     child: _Doubles,
     child_f: _Doubles,
     parents: _Indices,
-    rank: _Indices,
+    places: _Indices,
+    values: _Doubles,
 ) -> None: ...
 def improve_tours(
     distances: _Doubles, near: _Indices, kicks: int, key: int, tours: _Indices

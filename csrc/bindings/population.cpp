@@ -242,7 +242,7 @@ void ga_children(const Doubles& lower, const Doubles& upper, const Operator& cro
 }
 
 void ga_survive(std::size_t elite, bool truncation, Doubles& x, Doubles& f, const Doubles& child,
-                const Doubles& child_f, Indices& rank) {
+                const Doubles& child_f, Indices& places, Doubles& values) {
   paropt::Genetic ga{};
   ga.n = rows(x);
   ga.children = rows(child);
@@ -253,22 +253,26 @@ void ga_survive(std::size_t elite, bool truncation, Doubles& x, Doubles& f, cons
           "children and elite must make the population");
   double *px = output(x, ga.n, ga.box.d), *pf = output(f, ga.n, 0);
   const double *pc = input(child, ga.children, ga.box.d), *pcf = input(child_f, ga.children, 0);
-  std::uint32_t* r = output(rank, ga.n + ga.children, 0);
-  unlocked([=] { paropt::ga_survive(ga, px, pf, pc, pcf, r); });
+  std::uint32_t* pp = output(places, ga.n + ga.children, 0);
+  double* pv = output(values, ga.n + ga.children, 0);
+  unlocked([=] { paropt::ga_survive(ga, px, pf, pc, pcf, pp, pv); });
 }
 
 void ga_run(const Doubles& lower, const Doubles& upper, std::size_t elite, std::size_t tournament,
             bool truncation, const Operator& crossover, const Operator& mutation, int objective,
             std::uint64_t key, std::uint64_t generation, std::size_t generations, Doubles& x,
-            Doubles& f, Doubles& child, Doubles& child_f, Indices& parents, Indices& rank) {
+            Doubles& f, Doubles& child, Doubles& child_f, Indices& parents, Indices& places,
+            Doubles& values) {
   const std::size_t n = rows(x), m = rows(child);
   const auto ga =
       genetic_of(lower, upper, n, m, elite, tournament, truncation, crossover, mutation);
   const paropt::Objective o = objective_of(objective);
   double *px = output(x, n, ga.box.d), *pf = output(f, n, 0);
   double *pc = output(child, m, ga.box.d), *pcf = output(child_f, m, 0);
-  std::uint32_t *pp = output(parents, m, 0), *r = output(rank, n + m, 0);
-  unlocked([=] { paropt::ga_run(ga, o, key, generation, generations, px, pf, pc, pcf, pp, r); });
+  std::uint32_t *pp = output(parents, m, 0), *pl = output(places, n + m, 0);
+  double* pv = output(values, n + m, 0);
+  unlocked(
+      [=] { paropt::ga_run(ga, o, key, generation, generations, px, pf, pc, pcf, pp, pl, pv); });
 }
 
 void require_tours(const Indices& tours, std::size_t n) {
@@ -350,11 +354,13 @@ void define_population(py::module_& m) {
         py::arg("parents").noconvert(), py::arg("child").noconvert());
   m.def("ga_survive", &ga_survive, py::arg("elite"), py::arg("truncation"),
         py::arg("x").noconvert(), py::arg("f").noconvert(), py::arg("child").noconvert(),
-        py::arg("child_f").noconvert(), py::arg("rank").noconvert());
+        py::arg("child_f").noconvert(), py::arg("places").noconvert(),
+        py::arg("values").noconvert());
   m.def("ga_run", &ga_run, py::arg("lower").noconvert(), py::arg("upper").noconvert(),
         py::arg("elite"), py::arg("tournament"), py::arg("truncation"), py::arg("crossover"),
         py::arg("mutation"), py::arg("objective"), py::arg("key"), py::arg("generation"),
         py::arg("generations"), py::arg("x").noconvert(), py::arg("f").noconvert(),
         py::arg("child").noconvert(), py::arg("child_f").noconvert(),
-        py::arg("parents").noconvert(), py::arg("rank").noconvert());
+        py::arg("parents").noconvert(), py::arg("places").noconvert(),
+        py::arg("values").noconvert());
 }

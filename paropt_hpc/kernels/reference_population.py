@@ -46,6 +46,9 @@ _SINPI = (
     -2.2948428997269873e-08,
     5.392664662608127e-10,
 )
+_LOG2_SERIES = np.array([2 / ((2 * k + 1) * math.log(2)) for k in range(4)], np.float32)
+_EXP2_SERIES = np.array([math.log(2) ** k / math.factorial(k) for k in range(7)], np.float32)
+_GROUP = 32  # pairs of children whose mutations come from one stream
 _RAND_1, _BEST_1, _CURRENT_TO_BEST_1 = range(3)
 _REFLECT, _ABSORB, _PERIODIC = range(3)
 
@@ -61,26 +64,26 @@ def _sinpi(x: _Array) -> _Array:
     return p * x
 
 
-def _exp(x: _Array, terms: int = 13) -> _Array:
+def _exp(x: _Array) -> _Array:
     shifted = x * _LOG2E + _ROUNDING
     n = shifted - _ROUNDING
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = np.full_like(x, 1 / math.factorial(terms))
-    for k in range(terms - 1, -1, -1):
+    p = np.full_like(x, 1 / math.factorial(13))
+    for k in range(12, -1, -1):
         p = p * r + 1 / math.factorial(k)
     scale = (shifted.view(np.uint64) + np.uint64(1023)) << np.uint64(52)
     return p * scale.view(np.float64)
 
 
-def _log(x: _Array, power: int = 23) -> _Array:
+def _log(x: _Array) -> _Array:
     bits = x.view(np.uint64)
     k = (bits + np.uint64(0x00095F619980C433)) >> np.uint64(52)
     m = (bits - ((k - np.uint64(1023)) << np.uint64(52))).view(np.float64)
     exponent = k.astype(np.float64) - 1023
     s = (m - 1) / (m + 1)
     z = s * s
-    p = np.full_like(x, 1 / power)
-    for i in range(power - 2, 0, -2):
+    p = np.full_like(x, 1 / 23)
+    for i in range(21, 0, -2):
         p = p * z + 1 / i
     return exponent * _LN2_HIGH + (exponent * _LN2_LOW + 2 * s * p)
 
@@ -363,40 +366,84 @@ def ga_parents(tournament: int, key: int, f: _Array, parents: _Array) -> None:
     parents[:] = rivals[np.arange(len(parents)), f[rivals].argmin(axis=1)]
 
 
-def _power(u: _Array, e: _Array | float) -> _Array:
-    return _exp(e * _log(np.maximum(u, 2.0**-31), 11), 8)
+def _power(u: _Array, exponent: _Array | np.float32) -> _Array:
+    """Return u to a power, float32, for u in [2^-30, 1]."""
+    bits = u.view(np.uint32)
+    k = (bits + np.uint32(0x004AFB0D)) >> np.uint32(23)
+    m = (bits - ((k - np.uint32(127)) << np.uint32(23))).view(np.float32)
+    one = np.float32(1)
+    s = (m - one) / (m + one)
+    log = (k.astype(np.int32) - 127).astype(np.float32) + s * _polynomial(_LOG2_SERIES, s * s)
+    y = exponent * log
+    shifted = y + np.float32(1.5 * 2**23)
+    scale = (shifted.view(np.uint32) + np.uint32(127)) << np.uint32(23)
+    rest = y - (shifted - np.float32(1.5 * 2**23))
+    power: _Array = _polynomial(_EXP2_SERIES, rest) * scale.view(np.float32)
+    return power
 
 
-def _cross(kind: int, index: float, u: _Array, choice: _Array, p: _Array, q: _Array) -> Any:
+def _polynomial(series: NDArray[np.float32], x: _Array) -> _Array:
+    p = np.full_like(x, series[-1])
+    for coefficient in series[-2::-1]:
+        p = p * x + coefficient
+    return p
+
+
+def _low_uniforms(word: NDArray[np.uint32]) -> _Array:
+    return ((word & 0x1FFFFFFF) + 1).astype(np.float32) * np.float32(2.0**-29)
+
+
+def _signed(x: _Array, word: NDArray[np.uint32]) -> _Array:
+    """Return x, negative where the first bit of a word is set, as float64."""
+    return np.where(word >> np.uint32(31) == 1, -x, x).astype(np.float64)
+
+
+def _cross(
+    kind: int, index: float, word: NDArray[np.uint32], p: _Array, q: _Array
+) -> tuple[_Array, _Array]:
+    u, middle = _low_uniforms(word), 0.5 * (p + q)
     if kind == 0:
-        side = np.minimum(u, 1 - u) * 2
-        exponent = 1 / (index + 1)
-        spread = _power(side, np.where(u <= 0.5, exponent, -exponent))
-        middle, half = p + q, spread * (p - q)
-        first, second = 0.5 * (middle + half), 0.5 * (middle - half)
+        exponent = np.float32(1 / (index + 1))
+        inwards = (word >> np.uint32(29)) & 1 == 1
+        half = _signed(_power(u, np.where(inwards, exponent, -exponent)), word) * (0.5 * (p - q))
     else:
-        low, high = np.minimum(p, q), np.maximum(p, q)
-        beyond = index * (high - low)
-        first = (low - beyond) + u * ((high - low) + 2 * beyond)
-        second = (low + high) - first
-    crossed, swapped = choice < 0.5, choice < 0.25
-    a, b = np.where(swapped, second, first), np.where(swapped, first, second)
-    return np.where(crossed, a, p), np.where(crossed, b, q)
+        half = (2 * u.astype(np.float64) - 1) * ((0.5 + index) * (p - q))
+    crossed = (word >> np.uint32(30)) & 1 == 1
+    return np.where(crossed, middle + half, p), np.where(crossed, middle - half, q)
 
 
-def _mutate(
-    mutation: _Operator, s: _Streams, t: _Streams, low: _Array, high: _Array, x: _Array
-) -> _Array:
-    (kind, rate, index), d = mutation, x.shape[1]
+def _steps(mutation: _Operator, s: _Streams, count: int) -> _Array:
+    """Return by how much of its range each of so many mutated numbers moves, for each group."""
+    kind, _, index = mutation
     if kind == 0:
-        u = _uniforms(t, d)
-        side = np.minimum(u, 1 - u) * 2
-        rest = _power(side, 1 / (index + 1))
-        step = np.where(u < 0.5, rest - 1, 1 - rest) * (high - low)
-    else:
-        step = _normal_pairs(t, _second(t), d)[0] * (index * (high - low))
-    moved = np.where(_uniforms(s, d) < rate, x + step, x)
-    return np.minimum(np.maximum(moved, low), high)
+        word = words(s, np.arange(count))
+        size = 1 - _power(_low_uniforms(word), np.float32(1 / (index + 1)))
+        return _signed(size, word)
+    return _normal_pairs(s, _second(s), count)[0] * index
+
+
+def _mutate(mutation: _Operator, key: int, lower: _Array, upper: _Array, child: _Array) -> None:
+    """Mutate some numbers in place, found by the geometrically distributed gaps between them."""
+    (m, d), rate, each = child.shape, mutation[1], 2 * _GROUP
+    if rate == 0:
+        return
+    scale = 1 / math.log1p(-rate) if rate < 1 else -0.0
+    s = streams(key, (1 << 41) + np.arange(-(-m // each)))
+    t = _second(s)
+    for group in range(len(s)):
+        own = slice(group, group + 1)
+        rows = child[group * each : (group + 1) * each]
+        count = 16 + int(rows.size * rate)
+        places = np.zeros(0, np.int64)
+        while len(places) == 0 or places[-1] < rows.size:
+            count *= 2
+            gaps = np.minimum(_log(1 - _uniforms(s[own], count))[0] * scale, 2.0**52)
+            places = np.cumsum(gaps.astype(np.int64) + 1) - 1
+        places = places[places < rows.size]
+        low, high = lower[places % d], upper[places % d]
+        steps = _steps(mutation, t[own], count)[0, : len(places)]
+        moved = rows.ravel()[places] + steps * (high - low)
+        rows.reshape(-1)[places] = np.minimum(np.maximum(moved, low), high)
 
 
 def ga_children(
@@ -416,16 +463,12 @@ def ga_children(
     p = x[parents[firsts]]
     q = x[parents[np.minimum(firsts + 1, m - 1)]]
     s = streams(key, firsts)
-    t = _second(s)
-    a1 = _second(t)
-    a2 = _second(a1)
-    b1 = _second(a2)
-    b2 = _second(b1)
-    crossing = words(b2, np.array([0xFFFFFFFF])) < rate * 2.0**32
-    one, two = _cross(kind, index, _uniforms(s, d), _uniforms(t, d), p, q)
-    one, two = np.where(crossing, one, p), np.where(crossing, two, q)
-    child[0::2] = _mutate(mutation, a1, a2, lower, upper, one)
-    child[1::2] = _mutate(mutation, b1, b2, lower, upper, two)[: m // 2]
+    crossing = words(_second(s), np.array([0])) < rate * 2.0**32
+    pair = _cross(kind, index, words(s, np.arange(d)), p, q)
+    one, two = (np.minimum(np.maximum(each, lower), upper) for each in pair)
+    child[0::2] = np.where(crossing, one, p)
+    child[1::2] = np.where(crossing, two, q)[: m // 2]
+    _mutate(mutation, key, lower, upper, child)
 
 
 def ga_survive(
@@ -435,13 +478,13 @@ def ga_survive(
     f: _Array,
     child: _Array,
     child_f: _Array,
-    rank: _Array,
+    places: _Array,
+    values: _Array,
 ) -> None:
     """Replace members that do not live on by children, in place."""
     n = len(x)
-    values = np.concatenate([f, child_f]) if truncation else f
-    kept = np.sort(np.argsort(values, kind="stable")[: n if truncation else elite])
-    rank[: len(kept)] = kept
+    rivals = np.concatenate([f, child_f]) if truncation else f
+    kept = np.sort(np.argsort(rivals, kind="stable")[: n if truncation else elite])
     gaps = np.setdiff1d(np.arange(n), kept)
     lives = kept[kept >= n] - n if truncation else np.arange(len(gaps))
     x[gaps] = child[lives]
@@ -465,7 +508,8 @@ def ga_run(
     child: _Array,
     child_f: _Array,
     parents: _Array,
-    rank: _Array,
+    places: _Array,
+    values: _Array,
 ) -> None:
     """Run generations on an objective of `evaluate`."""
     for g in range(generation, generation + generations):
@@ -473,4 +517,4 @@ def ga_run(
         ga_parents(tournament, now, f, parents)
         ga_children(lower, upper, crossover, mutation, now, x, parents, child)
         evaluate(objective, child, child_f)
-        ga_survive(elite, truncation, x, f, child, child_f, rank)
+        ga_survive(elite, truncation, x, f, child, child_f, places, values)

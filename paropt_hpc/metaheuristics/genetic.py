@@ -44,14 +44,14 @@ class Genetic(PopulationAlgorithm):
     elite : int
         Members that always live on.
     crossover : str
-        ``sbx``, simulated binary crossover (K. Deb and R. B. Agrawal 1995, equations 3 to 5), or
+        ``sbx``, simulated binary crossover (K. Deb and R. B. Agrawal 1995), or
         ``blend`` (L. J. Eshelman and J. D. Schaffer 1993: BLX-alpha).
     crossover_rate : float
         Of a pair.
     crossover_index : float, optional
         eta of ``sbx``, 15 by default; alpha of ``blend``, 0.5 by default.
     mutation : str
-        ``polynomial`` (K. Deb and D. Deb 2014, equations 1 and 2) or ``gaussian``.
+        ``polynomial`` (K. Deb and D. Deb 2014) or ``gaussian``.
     mutation_rate : float, optional
         Of a column; by default one column of a row on average.
     mutation_index : float, optional
@@ -107,7 +107,8 @@ class Genetic(PopulationAlgorithm):
         children = population if self._truncation else population - elite
         self._child = np.empty((children, space.dimension))
         self._parents = np.empty(children, np.uint32)
-        self._rank = np.empty(population + children, np.uint32)
+        rivals = population + children
+        self._scratch = np.empty(rivals, np.uint32), np.empty(rivals)
         self._streams = self._key()
 
     def _ask(self) -> Rows:
@@ -217,7 +218,7 @@ class Genetic(PopulationAlgorithm):
 
     def _survive(self, x: Rows, keys: Rows, child: Rows, child_keys: Rows) -> None:
         implementation().ga_survive(
-            self._elite, self._truncation, x, keys, child, child_keys, self._rank
+            self._elite, self._truncation, x, keys, child, child_keys, *self._scratch
         )
 
     def _advance_native(self, objective: int, generations: int) -> bool:
@@ -240,7 +241,7 @@ class Genetic(PopulationAlgorithm):
             self._child,
             np.empty(len(self._child)),
             self._parents,
-            self._rank,
+            *self._scratch,
         )
         self._note_run(generations, len(self._child))
         return True

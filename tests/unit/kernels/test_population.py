@@ -62,6 +62,10 @@ def test_elementary_functions_are_accurate():
     np.testing.assert_allclose(reference_of("_exp")(40 - 80 * x), np.exp(40 - 80 * x), rtol=5e-15)
     y = x - 0.5
     np.testing.assert_allclose(reference_of("_sinpi")(y), np.sin(np.pi * y), rtol=1e-15, atol=0)
+    u = np.float32(np.append(2.0 ** (-30 * x), 1))
+    for e in np.float32([1, 1 / 3, 1 / 21, -1 / 16, -1]):
+        np.testing.assert_allclose(reference_of("_power")(u, e), u.astype(float) ** e, rtol=3e-6)
+    assert reference_of("_power")(np.float32([1]), np.float32(0.3)) == 1
 
 
 def reference_of(name):
@@ -186,6 +190,46 @@ def test_ga_children(path, d, children, crossover, mutation):
     assert ((child >= lower) & (child <= upper)).all()
 
 
+@pytest.mark.parametrize("rate", [0.0, 1e-12, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_ga_mutates_at_its_rate(path, kind, rate):
+    n, d = 200, 50
+    x = np.full((n, d), 0.5)
+    box = np.zeros(d), np.ones(d)
+    inputs = (*box, (0, 0.0, 15.0), (kind, rate, (20.0, 0.1)[kind]), 5, x)
+    parents = np.arange(n, dtype=np.uint32)
+    (child,) = check_twins("ga_children", (*inputs, parents), [np.zeros((n, d))])
+    steps = (child - x)[child != x]
+    assert steps.size / x.size == pytest.approx(rate, abs=5 * (rate * (1 - rate) / x.size) ** 0.5)
+    if steps.size > 100:
+        assert abs((steps > 0).mean() - 0.5) < 2.5 / steps.size**0.5
+        # Of 1 - u^(1/21) the mean is 1/22; of the normal one 0.8 of its deviation.
+        size = (1 / 22, 0.1 * (2 / np.pi) ** 0.5)[kind]
+        assert np.abs(steps).mean() == pytest.approx(size, rel=5 / steps.size**0.5)
+
+
+@pytest.mark.parametrize(("kind", "index"), [(0, 2.0), (0, 15.0), (1, 0.5)])
+def test_ga_crosses_around_the_middle_of_the_parents(path, kind, index):
+    n, d = 400, 50
+    x = np.repeat([[1.0] * d, [3.0] * d], n // 2, axis=0)
+    parents = np.arange(n, dtype=np.uint32).reshape(2, -1).T.ravel()
+    inputs = (np.full(d, -1e9), np.full(d, 1e9), (kind, 1.0, index), (0, 0.0, 20.0), 5, x)
+    (child,) = check_twins("ga_children", (*inputs, np.ascontiguousarray(parents)), [x * 0])
+    one, two = child[::2].ravel(), child[1::2].ravel()
+    np.testing.assert_allclose(one + two, 4.0, rtol=1e-6)
+    assert (one == 1.0).mean() == pytest.approx(0.5, abs=0.03)  # half of the columns stay
+    spread = np.abs(one - two)[one != 1.0] / 2
+    if kind == 0:  # u^(1/(index + 1)) inwards or its inverse outwards
+        assert (spread < 1).mean() == pytest.approx(0.5, abs=0.03)
+        assert np.median(np.minimum(spread, 1 / spread)) == pytest.approx(
+            0.5 ** (1 / (index + 1)), rel=0.05
+        )
+    else:  # evenly over the interval of the parents and alpha of it on both sides
+        assert spread.max() <= 1 + 2 * index
+        assert spread.mean() == pytest.approx(0.5 + index, rel=0.05)
+    assert (one > two).mean() == pytest.approx(0.25, abs=0.03)  # half of the crossed ones
+
+
 @pytest.mark.parametrize("tournament", [1, 2, 5])
 def test_ga_parents(path, tournament):
     f = np.random.default_rng(6).integers(0, 30, 50).astype(float)
@@ -195,17 +239,29 @@ def test_ga_parents(path, tournament):
     assert wins[:10].sum() == pytest.approx(1 - expected[10], abs=0.05)
 
 
+VALUES = {
+    "few values": lambda rng, m: rng.integers(0, 5, m).astype(float),
+    "all equal": lambda rng, m: np.ones(m),
+    "failures": lambda rng, m: np.where(rng.random(m) < 0.7, np.inf, rng.random(m)),
+    "falling": lambda rng, m: -np.arange(float(m)),
+    "organ pipes": lambda rng, m: -np.abs(np.arange(m) - m / 2),
+}
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("n", [1, 10, 1000])
 @pytest.mark.parametrize(("elite", "truncation"), [(0, True), (1, False), (0, False), (10, False)])
-def test_ga_survive(path, elite, truncation):
-    n, d = 10, 3
+def test_ga_survive(path, elite, truncation, n, values):
+    d, elite = 3, min(elite, n - 1)
     m = n if truncation else n - elite
     rng = np.random.default_rng(8)
     x, child = rng.random((n, d)), rng.random((m, d))
-    f, child_f = rng.integers(0, 5, n).astype(float), rng.integers(0, 5, m).astype(float)
+    f, child_f = np.split(VALUES[values](rng, n + m), [n])
     a = [x.copy(), f.copy()]
     b = [x.copy(), f.copy()]
-    kernel().ga_survive(elite, truncation, *a, child, child_f, np.zeros(n + m, np.uint32))
-    reference.ga_survive(elite, truncation, *b, child, child_f, np.zeros(n + m, np.uint32))
+    scratch = np.zeros(n + m, np.uint32), np.zeros(n + m)
+    kernel().ga_survive(elite, truncation, *a, child, child_f, *scratch)
+    reference.ga_survive(elite, truncation, *b, child, child_f, *scratch)
     np.testing.assert_array_equal(a[0], b[0])
     np.testing.assert_array_equal(a[1], b[1])
     rivals = np.concatenate([f, child_f])
@@ -232,7 +288,7 @@ def test_runs_equal_their_twins(path, objective):
     check_twins("swarm_run", inputs, [x, np.zeros((n, d)), x, f, other_f, guide])
     for crossover, mutation in OPERATORS:
         inputs = (lower, upper, 1, 2, True, crossover, mutation, *steps)
-        scratch = [np.zeros(n, np.uint32), np.zeros(2 * n, np.uint32)]
+        scratch = [np.zeros(n, np.uint32), np.zeros(2 * n, np.uint32), np.zeros(2 * n)]
         outputs = [x, np.arange(n, dtype=float), other, other_f]
         mine = [array.copy() for array in outputs]
         theirs = [array.copy() for array in outputs]
