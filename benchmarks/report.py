@@ -119,20 +119,23 @@ def quality_section(result: dict[str, Any]) -> str:
 
 def bbob_section(result: dict[str, Any]) -> str:
     """Return the shares of BBOB targets."""
-    shares = result["shares"]
-    names = list(next(iter(shares.values())))
+    heads = [(instances, d) for instances, rows in result["shares"].items() for d in rows]
+    tables = [result["shares"][instances][d] for instances, d in heads]
+    names = dict.fromkeys(name for table in tables for name in table)
+    titles = " | ".join(f"{instances}, D = {d}" for instances, d in heads)
     lines = [
         "## metaheuristics: BBOB",
         "",
         f"Share of 51 targets from 1e2 to 1e-8 that a run reaches within {result['budget']} "
-        "evaluations for each column: 24 functions, 5 instances, one run each.",
+        "evaluations for each column: 24 functions, one run for each of the instances. Settings of "
+        "ours were chosen on instances 1 to 5; on the others nothing was chosen.",
         "",
-        f"| solver | {' | '.join(f'D = {d}' for d in shares)} |",
-        f"|---|{'---|' * len(shares)}",
+        f"| instances | {titles} |",
+        f"|---|{'---|' * len(heads)}",
     ]
     for name in names:
         mark = " (peer)" if name in result["peers"] else ""
-        values = (f"{row[name]:.3f}" if name in row else "" for row in shares.values())
+        values = (f"{table[name]:.3f}" if name in table else "" for table in tables)
         lines.append(f"| {name}{mark} | {' | '.join(values)} |")
     return "\n".join(lines) + "\n"
 
