@@ -12,6 +12,13 @@
 namespace paropt {
 namespace {
 
+// How many multiples of 2^-31 in [0, 1) are below a rate.
+PAROPT_ALWAYS_INLINE std::uint32_t multiples_below(double rate) {
+  const double count = std::min(std::max(0.0, rate), 1.0) * 0x1p31;
+  const auto whole = static_cast<std::uint32_t>(count);
+  return whole + (whole < count);
+}
+
 // The vectors of a trial: three different members, none of them the challenged one.
 struct DePick {
   const double *own, *base, *plus, *minus;
@@ -165,7 +172,20 @@ struct Survivors {
 };
 
 std::uint32_t first_smallest(const double* f, std::size_t n) {
-  return static_cast<std::uint32_t>(std::min_element(f, f + n) - f);
+  const double least = PAROPT_DISPATCH(smallest(f, n));
+  std::uint32_t i = 0;
+  while (i + 1 < n && f[i] != least) ++i;
+  return i;
+}
+
+// Note the best of m rows that were just evaluated; return whether the run may end.
+bool note_best(const Best& best, const double* x, const double* f, std::size_t m, std::size_t d) {
+  if (PAROPT_DISPATCH(smallest(f, m)) < *best.f) {
+    const std::uint32_t i = first_smallest(f, m);
+    *best.f = f[i];
+    std::memcpy(best.x, x + i * d, d * sizeof(double));
+  }
+  return *best.f <= best.target;
 }
 
 // The member whose best each particle follows; the first of equal ones.
@@ -217,18 +237,20 @@ void de_trials(const DifferentialEvolution& de, std::uint64_t key, const double*
   });
 }
 
-void de_run(DifferentialEvolution de, Objective objective, std::uint64_t key,
-            std::uint64_t generation, std::size_t generations, double* x, double* f, double* trial,
-            double* trial_f) {
-  std::uint32_t best = 0;
-  de.guides = &best;
+std::size_t de_run(DifferentialEvolution de, Objective objective, std::uint64_t key,
+                   std::uint64_t generation, std::size_t generations, double* x, double* f,
+                   double* trial, double* trial_f, Best best) {
+  std::uint32_t guide = 0;
+  de.guides = &guide;
   de.guided = 1;
   for (std::size_t g = 0; g < generations; ++g) {
-    if (de.mutation != Mutation::rand_1) best = first_smallest(f, de.n);
+    if (de.mutation != Mutation::rand_1) guide = first_smallest(f, de.n);
     de_trials(de, generation_key(key, generation + g), x, trial);
     evaluate(objective, trial, de.n, de.box.d, trial_f);
     take_better(x, f, trial, trial_f, de.n, de.box.d, false);
+    if (note_best(best, trial, trial_f, de.n, de.box.d)) return g + 1;
   }
+  return generations;
 }
 
 void swarm_move(const Swarm& swarm, std::uint64_t key, const double* best_x, const double* best_f,
@@ -239,14 +261,17 @@ void swarm_move(const Swarm& swarm, std::uint64_t key, const double* best_x, con
   });
 }
 
-void swarm_run(const Swarm& swarm, Objective objective, std::uint64_t key, std::uint64_t generation,
-               std::size_t generations, double* x, double* v, double* best_x, double* best_f,
-               double* f, std::uint32_t* guide) {
+std::size_t swarm_run(const Swarm& swarm, Objective objective, std::uint64_t key,
+                      std::uint64_t generation, std::size_t generations, double* x, double* v,
+                      double* best_x, double* best_f, double* f, std::uint32_t* guide, Best best) {
   for (std::size_t g = 0; g < generations; ++g) {
     evaluate(objective, x, swarm.n, swarm.box.d, f);
     take_better(best_x, best_f, x, f, swarm.n, swarm.box.d, true);
+    const bool ends = note_best(best, x, f, swarm.n, swarm.box.d);
     swarm_move(swarm, generation_key(key, generation + g), best_x, best_f, x, v, guide);
+    if (ends) return g + 1;
   }
+  return generations;
 }
 
 void ga_parents(const Genetic& ga, std::uint64_t key, const double* f, std::uint32_t* parents) {
@@ -292,16 +317,19 @@ void ga_survive(const Genetic& ga, double* x, double* f, const double* child, co
   }
 }
 
-void ga_run(const Genetic& ga, Objective objective, std::uint64_t key, std::uint64_t generation,
-            std::size_t generations, double* x, double* f, double* child, double* child_f,
-            std::uint32_t* parents, std::uint32_t* places, double* values) {
+std::size_t ga_run(const Genetic& ga, Objective objective, std::uint64_t key,
+                   std::uint64_t generation, std::size_t generations, double* x, double* f,
+                   double* child, double* child_f, std::uint32_t* parents, std::uint32_t* places,
+                   double* values, Best best) {
   for (std::size_t g = 0; g < generations; ++g) {
     const std::uint64_t now = generation_key(key, generation + g);
     ga_parents(ga, now, f, parents);
     ga_children(ga, now, x, parents, child);
     evaluate(objective, child, ga.children, ga.box.d, child_f);
     ga_survive(ga, x, f, child, child_f, places, values);
+    if (note_best(best, child, child_f, ga.children, ga.box.d)) return g + 1;
   }
+  return generations;
 }
 
 }  // namespace paropt

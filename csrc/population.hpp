@@ -35,6 +35,13 @@ void normals(std::uint64_t key, std::size_t m, std::size_t d, double* out);
 void take_better(double* x, double* f, const double* other, const double* other_f, std::size_t n,
                  std::size_t d, bool strict);
 
+// The best row ever told, which a run of generations keeps up to date, and the value at which it
+// may end before its time.
+struct Best {
+  double *x, *f;  // a row of d numbers and its value
+  double target;
+};
+
 enum class Mutation : int { rand_1, best_1, current_to_best_1 };
 
 // Trial vectors of differential evolution. Columns that leave the box bounce half-way back.
@@ -50,10 +57,11 @@ struct DifferentialEvolution {
 };
 void de_trials(const DifferentialEvolution& de, std::uint64_t key, const double* x, double* trial);
 
-// So many generations; those after the first have the next numbers. guides has room for one.
-void de_run(DifferentialEvolution de, Objective objective, std::uint64_t key,
-            std::uint64_t generation, std::size_t generations, double* x, double* f, double* trial,
-            double* trial_f);
+// So many generations, fewer if the target is reached; those after the first have the next
+// numbers. Return how many. guides has room for one.
+std::size_t de_run(DifferentialEvolution de, Objective objective, std::uint64_t key,
+                   std::uint64_t generation, std::size_t generations, double* x, double* f,
+                   double* trial, double* trial_f, Best best);
 
 enum class Bounds : int { reflect, absorb, periodic };
 
@@ -69,9 +77,9 @@ struct Swarm {
 // Move x and v by the bests of the particles. guide is scratch of n.
 void swarm_move(const Swarm& swarm, std::uint64_t key, const double* best_x, const double* best_f,
                 double* x, double* v, std::uint32_t* guide);
-void swarm_run(const Swarm& swarm, Objective objective, std::uint64_t key, std::uint64_t generation,
-               std::size_t generations, double* x, double* v, double* best_x, double* best_f,
-               double* f, std::uint32_t* guide);
+std::size_t swarm_run(const Swarm& swarm, Objective objective, std::uint64_t key,
+                      std::uint64_t generation, std::size_t generations, double* x, double* v,
+                      double* best_x, double* best_f, double* f, std::uint32_t* guide, Best best);
 
 enum class Crossover : int { simulated_binary, blend };
 enum class Deviation : int { polynomial, gaussian };
@@ -95,8 +103,9 @@ void ga_children(const Genetic& ga, std::uint64_t key, const double* x,
 // scratch of n + children each.
 void ga_survive(const Genetic& ga, double* x, double* f, const double* child, const double* child_f,
                 std::uint32_t* places, double* values);
-void ga_run(const Genetic& ga, Objective objective, std::uint64_t key, std::uint64_t generation,
-            std::size_t generations, double* x, double* f, double* child, double* child_f,
-            std::uint32_t* parents, std::uint32_t* places, double* values);
+std::size_t ga_run(const Genetic& ga, Objective objective, std::uint64_t key,
+                   std::uint64_t generation, std::size_t generations, double* x, double* f,
+                   double* child, double* child_f, std::uint32_t* parents, std::uint32_t* places,
+                   double* values, Best best);
 
 }  // namespace paropt

@@ -71,6 +71,16 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE V abs_of(V a) { return (V)((M)a & 0x7ffffffff
 // Nearest integer, of numbers below 2^51 in magnitude.
 PAROPT_TARGET PAROPT_ALWAYS_INLINE V rint_of(V a) { return (a + 0x1.8p52) - 0x1.8p52; }
 
+PAROPT_TARGET PAROPT_ALWAYS_INLINE bool any(M mask) {
+#if PAROPT_LEVEL == 2
+  return _mm512_movepi64_mask((__m512i)mask) != 0;
+#elif PAROPT_LEVEL == 1
+  return _mm256_movemask_pd((__m256d)mask) != 0;
+#else
+  return (mask[0] | mask[1]) != 0;
+#endif
+}
+
 PAROPT_TARGET PAROPT_ALWAYS_INLINE V sqrt_of(V a) {
 #if PAROPT_LEVEL == 2
   return (V)_mm512_maskz_sqrt_pd(0xff, (__m512d)a);  // the plain one makes GCC 12 warn
@@ -138,9 +148,14 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE U words(Stream s, U j) {
   return x ^ x >> 15;
 }
 
-// In [0, 1), multiples of 2^-31.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE V uniforms(Stream s, U j) {
-  return __builtin_convertvector((I)(words(s, j) >> 1), V) * 0x1p-31;
+// In [0, scale), multiples of scale / 2^31.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE V uniforms(Stream s, U j, double scale = 1.0) {
+  return __builtin_convertvector((I)(words(s, j) >> 1), V) * (scale * 0x1p-31);
+}
+
+// Whether uniforms() are less than a rate, of which multiples_below() is given.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE I less(Stream s, U j, std::uint32_t multiples) {
+  return (I)((words(s, j) >> 1) < multiples);
 }
 
 // Box-Muller: both normal numbers of a pair of uniform ones; of the sine of pi w, w in [-1/2, 1/2),
@@ -165,6 +180,17 @@ PAROPT_TARGET void normal_row(Stream s, std::size_t d, double* out) {
       store_columns(out + half, at, d - half, second);
     }
   }
+}
+
+PAROPT_TARGET double smallest(const double* f, std::size_t n) {
+  if (n < kLanes) return *std::min_element(f, f + n);
+  V least = load_columns(f, n - kLanes, n);
+  for (std::size_t i = 0; i + kLanes <= n; i += kLanes) {
+    least = min_of(least, load_columns(f, i, n));
+  }
+  double found = least[0];
+  for (std::size_t l = 1; l < kLanes; ++l) found = least[l] < found ? least[l] : found;
+  return found;
 }
 
 // ---- objectives ------------------------------------------------------------------------------
@@ -250,6 +276,7 @@ PAROPT_TARGET void de_row(const DifferentialEvolution& de, Stream s, const DePic
                           double weight, double rate, double* trial) {
   const std::size_t d = de.box.d;
   const bool towards = de.mutation == Mutation::current_to_best_1;
+  const std::uint32_t crossing = multiples_below(rate);
   for (std::size_t b = 0; b < d; b += 8) {
     for (std::size_t part = 0; part < kParts; ++part) {
       const std::size_t at = block_start(b, d) + part * kLanes;
@@ -258,11 +285,13 @@ PAROPT_TARGET void de_row(const DifferentialEvolution& de, Stream s, const DePic
       const V plus = load_columns(pick.plus, at, d), minus = load_columns(pick.minus, at, d);
       V mutant = (towards ? own + weight * (base - own) : base) + weight * (plus - minus);
       const V low = load_columns(de.box.lower, at, d), high = load_columns(de.box.upper, at, d);
-      mutant = mutant < low ? (own + low) * 0.5 : mutant;
-      mutant = mutant > high ? (own + high) * 0.5 : mutant;
-      const M always = __builtin_convertvector((I)(column == pick.column), M);
-      const M crossed = (uniforms(s, column) < rate) | always;
-      store_columns(trial, at, d, crossed ? mutant : own);
+      const M under = mutant<low, over = mutant> high;
+      if (any(under | over)) {
+        mutant = under ? (own + low) * 0.5 : mutant;
+        mutant = over ? (own + high) * 0.5 : mutant;
+      }
+      const I crossed = less(s, column, crossing) | (I)(column == pick.column);
+      store_columns(trial, at, d, __builtin_convertvector(crossed, M) ? mutant : own);
     }
   }
 }
@@ -271,7 +300,8 @@ PAROPT_TARGET void de_rows(const DifferentialEvolution& de, std::uint64_t key, c
                            double* trial, std::size_t first, std::size_t last) {
   for (std::size_t i = first; i < last; ++i) {
     const Stream s(key, i);
-    de_row(de, s, DePick(de, s.second(), x, i), de.weight[i], de.rate[i], trial + i * de.box.d);
+    const DePick pick(de, s.second(), x, i);
+    de_row(de, s, pick, de.weight[i], de.rate[i], trial + i * de.box.d);
   }
 }
 
@@ -280,6 +310,7 @@ PAROPT_TARGET void de_rows(const DifferentialEvolution& de, std::uint64_t key, c
 // Bring particles back into the box, and turn or stop those that left.
 PAROPT_TARGET PAROPT_ALWAYS_INLINE void keep_inside(Bounds bounds, V low, V high, V& x, V& v) {
   const M outside = (x < low) | (x > high);
+  if (!any(outside)) return;
   if (bounds == Bounds::periodic) {
     const V range = high - low, turns = (x - low) / range, nearest = rint_of(turns);
     const V whole = nearest > turns ? nearest - 1.0 : nearest;
@@ -305,8 +336,8 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE void swarm_block(const Swarm& swarm, Stream s
     const U column = lanes_from(at);
     const V here = load_columns(x, at, d), fastest = load_columns(swarm.fastest, at, d);
     V velocity = swarm.inertia * load_columns(v, at, d) +
-                 swarm.own * uniforms(s, column) * (load_columns(own, at, d) - here) +
-                 swarm.social * uniforms(t, column) * (load_columns(guide, at, d) - here);
+                 uniforms(s, column, swarm.own) * (load_columns(own, at, d) - here) +
+                 uniforms(t, column, swarm.social) * (load_columns(guide, at, d) - here);
     velocity = min_of(max_of(velocity, -fastest), fastest);
     V there = here + velocity;
     keep_inside(swarm.bounds, load_columns(swarm.box.lower, at, d),

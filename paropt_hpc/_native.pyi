@@ -95,7 +95,8 @@ def de_run(
     f: _Doubles,
     trial: _Doubles,
     trial_f: _Doubles,
-) -> None: ...
+    best: tuple[_Doubles, _Doubles, float],
+) -> int: ...
 def swarm_move(
     lower: _Doubles,
     upper: _Doubles,
@@ -127,7 +128,8 @@ def swarm_run(
     best_f: _Doubles,
     f: _Doubles,
     guide: _Indices,
-) -> None: ...
+    best: tuple[_Doubles, _Doubles, float],
+) -> int: ...
 def ga_parents(tournament: int, key: int, f: _Doubles, parents: _Indices) -> None: ...
 def ga_children(
     lower: _Doubles,
@@ -168,7 +170,8 @@ def ga_run(
     parents: _Indices,
     places: _Indices,
     values: _Doubles,
-) -> None: ...
+    best: tuple[_Doubles, _Doubles, float],
+) -> int: ...
 def improve_tours(
     distances: _Doubles, near: _Indices, kicks: int, key: int, tours: _Indices
 ) -> None: ...

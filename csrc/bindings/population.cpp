@@ -23,9 +23,9 @@ void require(bool fine, const char* what) {
 }
 
 template <class Call>
-void unlocked(Call call) {
+auto unlocked(Call call) {
   const py::gil_scoped_release release;
-  call();
+  return call();
 }
 
 template <class T>
@@ -78,6 +78,13 @@ paropt::Objective objective_of(int id) {
 paropt::Box box_of(const Doubles& lower, const Doubles& upper) {
   const std::size_t d = rows(lower);
   return {input(lower, d, 0), input(upper, d, 0), d};
+}
+
+using BestSoFar = std::tuple<Doubles, Doubles, double>;  // a row, its value, the target
+
+paropt::Best best_of(BestSoFar& best, std::size_t d) {
+  auto& [x, f, target] = best;
+  return {output(x, d, 0), output(f, 1, 0), target};
 }
 
 void evaluate(int objective, const Doubles& x, Doubles& f) {
@@ -133,9 +140,10 @@ void de_trials(const Doubles& lower, const Doubles& upper, int mutation, const D
   unlocked([=] { paropt::de_trials(de, key, in, out); });
 }
 
-void de_run(const Doubles& lower, const Doubles& upper, int mutation, const Doubles& weight,
-            const Doubles& rate, int objective, std::uint64_t key, std::uint64_t generation,
-            std::size_t generations, Doubles& x, Doubles& f, Doubles& trial, Doubles& trial_f) {
+std::size_t de_run(const Doubles& lower, const Doubles& upper, int mutation, const Doubles& weight,
+                   const Doubles& rate, int objective, std::uint64_t key, std::uint64_t generation,
+                   std::size_t generations, Doubles& x, Doubles& f, Doubles& trial,
+                   Doubles& trial_f, BestSoFar best) {
   const Indices guide(1);
   *const_cast<std::uint32_t*>(guide.data()) = 0;
   const Doubles none(std::vector<py::ssize_t>{0, static_cast<py::ssize_t>(rows(lower))});
@@ -143,7 +151,9 @@ void de_run(const Doubles& lower, const Doubles& upper, int mutation, const Doub
   const paropt::Objective o = objective_of(objective);
   double *px = output(x, de.n, de.box.d), *pf = output(f, de.n, 0);
   double *pt = output(trial, de.n, de.box.d), *ptf = output(trial_f, de.n, 0);
-  unlocked([=] { paropt::de_run(de, o, key, generation, generations, px, pf, pt, ptf); });
+  const paropt::Best b = best_of(best, de.box.d);
+  return unlocked(
+      [=] { return paropt::de_run(de, o, key, generation, generations, px, pf, pt, ptf, b); });
 }
 
 using Coefficients = std::tuple<double, double, double>;  // inertia, own, social
@@ -177,18 +187,21 @@ void swarm_move(const Doubles& lower, const Doubles& upper, const Indices& neigh
   unlocked([=] { paropt::swarm_move(swarm, key, bx, bf, px, pv, g); });
 }
 
-void swarm_run(const Doubles& lower, const Doubles& upper, const Indices& neighbours,
-               const Doubles& fastest, const Coefficients& coefficients, int bounds, int objective,
-               std::uint64_t key, std::uint64_t generation, std::size_t generations, Doubles& x,
-               Doubles& v, Doubles& best_x, Doubles& best_f, Doubles& f, Indices& guide) {
+std::size_t swarm_run(const Doubles& lower, const Doubles& upper, const Indices& neighbours,
+                      const Doubles& fastest, const Coefficients& coefficients, int bounds,
+                      int objective, std::uint64_t key, std::uint64_t generation,
+                      std::size_t generations, Doubles& x, Doubles& v, Doubles& best_x,
+                      Doubles& best_f, Doubles& f, Indices& guide, BestSoFar best) {
   const auto swarm = swarm_of(lower, upper, neighbours, fastest, coefficients, bounds);
   const std::size_t n = swarm.n, d = swarm.box.d;
   const paropt::Objective o = objective_of(objective);
   double *px = output(x, n, d), *pv = output(v, n, d), *bx = output(best_x, n, d);
   double *bf = output(best_f, n, 0), *pf = output(f, n, 0);
   std::uint32_t* g = output(guide, n, 0);
-  unlocked(
-      [=] { paropt::swarm_run(swarm, o, key, generation, generations, px, pv, bx, bf, pf, g); });
+  const paropt::Best b = best_of(best, d);
+  return unlocked([=] {
+    return paropt::swarm_run(swarm, o, key, generation, generations, px, pv, bx, bf, pf, g, b);
+  });
 }
 
 using Operator = std::tuple<int, double, double>;  // kind, rate, index
@@ -258,11 +271,12 @@ void ga_survive(std::size_t elite, bool truncation, Doubles& x, Doubles& f, cons
   unlocked([=] { paropt::ga_survive(ga, px, pf, pc, pcf, pp, pv); });
 }
 
-void ga_run(const Doubles& lower, const Doubles& upper, std::size_t elite, std::size_t tournament,
-            bool truncation, const Operator& crossover, const Operator& mutation, int objective,
-            std::uint64_t key, std::uint64_t generation, std::size_t generations, Doubles& x,
-            Doubles& f, Doubles& child, Doubles& child_f, Indices& parents, Indices& places,
-            Doubles& values) {
+std::size_t ga_run(const Doubles& lower, const Doubles& upper, std::size_t elite,
+                   std::size_t tournament, bool truncation, const Operator& crossover,
+                   const Operator& mutation, int objective, std::uint64_t key,
+                   std::uint64_t generation, std::size_t generations, Doubles& x, Doubles& f,
+                   Doubles& child, Doubles& child_f, Indices& parents, Indices& places,
+                   Doubles& values, BestSoFar best) {
   const std::size_t n = rows(x), m = rows(child);
   const auto ga =
       genetic_of(lower, upper, n, m, elite, tournament, truncation, crossover, mutation);
@@ -271,8 +285,10 @@ void ga_run(const Doubles& lower, const Doubles& upper, std::size_t elite, std::
   double *pc = output(child, m, ga.box.d), *pcf = output(child_f, m, 0);
   std::uint32_t *pp = output(parents, m, 0), *pl = output(places, n + m, 0);
   double* pv = output(values, n + m, 0);
-  unlocked(
-      [=] { paropt::ga_run(ga, o, key, generation, generations, px, pf, pc, pcf, pp, pl, pv); });
+  const paropt::Best b = best_of(best, ga.box.d);
+  return unlocked([=] {
+    return paropt::ga_run(ga, o, key, generation, generations, px, pf, pc, pcf, pp, pl, pv, b);
+  });
 }
 
 void require_tours(const Indices& tours, std::size_t n) {
@@ -330,7 +346,7 @@ void define_population(py::module_& m) {
         py::arg("mutation"), py::arg("weight").noconvert(), py::arg("rate").noconvert(),
         py::arg("objective"), py::arg("key"), py::arg("generation"), py::arg("generations"),
         py::arg("x").noconvert(), py::arg("f").noconvert(), py::arg("trial").noconvert(),
-        py::arg("trial_f").noconvert());
+        py::arg("trial_f").noconvert(), py::arg("best"));
   m.def("swarm_move", &swarm_move, py::arg("lower").noconvert(), py::arg("upper").noconvert(),
         py::arg("neighbours").noconvert(), py::arg("fastest").noconvert(), py::arg("coefficients"),
         py::arg("bounds"), py::arg("key"), py::arg("best_x").noconvert(),
@@ -341,7 +357,7 @@ void define_population(py::module_& m) {
         py::arg("bounds"), py::arg("objective"), py::arg("key"), py::arg("generation"),
         py::arg("generations"), py::arg("x").noconvert(), py::arg("v").noconvert(),
         py::arg("best_x").noconvert(), py::arg("best_f").noconvert(), py::arg("f").noconvert(),
-        py::arg("guide").noconvert());
+        py::arg("guide").noconvert(), py::arg("best"));
   m.def("improve_tours", &improve_tours, py::arg("distances").noconvert(),
         py::arg("near").noconvert(), py::arg("kicks"), py::arg("key"),
         py::arg("tours").noconvert());
@@ -362,5 +378,5 @@ void define_population(py::module_& m) {
         py::arg("generations"), py::arg("x").noconvert(), py::arg("f").noconvert(),
         py::arg("child").noconvert(), py::arg("child_f").noconvert(),
         py::arg("parents").noconvert(), py::arg("places").noconvert(),
-        py::arg("values").noconvert());
+        py::arg("values").noconvert(), py::arg("best"));
 }

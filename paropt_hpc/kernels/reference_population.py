@@ -28,6 +28,7 @@ __all__ = [
 _Array: TypeAlias = NDArray[Any]
 _Streams: TypeAlias = NDArray[np.uint64]
 _Operator: TypeAlias = tuple[int, float, float]
+_Best: TypeAlias = tuple[_Array, _Array, float]  # a row, its value, the target
 
 _GOLDEN, _SECOND = 0x9E3779B97F4A7C15, 0x632BE59BD9B4E019
 _ROUNDING = 1.5 * 2.0**52  # adding it leaves an integer in the low bits
@@ -201,6 +202,15 @@ def evaluate(objective: int, x: _Array, f: _Array) -> None:
     f[:] = _OBJECTIVES[objective](x)
 
 
+def _note_best(best: _Best, x: _Array, f: _Array) -> bool:
+    """Keep the best row ever told; return whether the target is reached."""
+    row, value, target = best
+    i = int(f.argmin())
+    if f[i] < value[0]:
+        row[:], value[0] = x[i], f[i]
+    return bool(value[0] <= target)
+
+
 def take_better(x: _Array, f: _Array, other: _Array, other_f: _Array, strict: bool) -> None:
     """Replace rows by others that are better, or not worse unless `strict`."""
     taken = other_f < f if strict else other_f <= f
@@ -267,8 +277,9 @@ def de_run(
     f: _Array,
     trial: _Array,
     trial_f: _Array,
-) -> None:
-    """Run generations on an objective of `evaluate`."""
+    best: _Best,
+) -> int:
+    """Run generations on an objective of `evaluate`, until the target; return how many."""
     archive = np.empty((0, x.shape[1]))
     for g in range(generation, generation + generations):
         guides = np.array([f.argmin()], np.uint32)
@@ -276,6 +287,9 @@ def de_run(
         de_trials(lower, upper, mutation, archive, guides, weight, rate, now, x, trial)
         evaluate(objective, trial, trial_f)
         take_better(x, f, trial, trial_f, False)
+        if _note_best(best, trial, trial_f):
+            return g + 1 - generation
+    return generations
 
 
 # ---- particle swarm ----------------------------------------------------------------------------
@@ -345,13 +359,18 @@ def swarm_run(
     best_f: _Array,
     f: _Array,
     guide: _Array,
-) -> None:
-    """Run generations on an objective of `evaluate`."""
+    best: _Best,
+) -> int:
+    """Run generations on an objective of `evaluate`, until the target; return how many."""
     box = (lower, upper, neighbours, fastest, coefficients, bounds)
     for g in range(generation, generation + generations):
         evaluate(objective, x, f)
         take_better(best_x, best_f, x, f, True)
+        ends = _note_best(best, x, f)
         swarm_move(*box, generation_key(key, g), best_x, best_f, x, v, guide)
+        if ends:
+            return g + 1 - generation
+    return generations
 
 
 # ---- genetic algorithm -------------------------------------------------------------------------
@@ -510,11 +529,15 @@ def ga_run(
     parents: _Array,
     places: _Array,
     values: _Array,
-) -> None:
-    """Run generations on an objective of `evaluate`."""
+    best: _Best,
+) -> int:
+    """Run generations on an objective of `evaluate`, until the target; return how many."""
     for g in range(generation, generation + generations):
         now = generation_key(key, g)
         ga_parents(tournament, now, f, parents)
         ga_children(lower, upper, crossover, mutation, now, x, parents, child)
         evaluate(objective, child, child_f)
         ga_survive(elite, truncation, x, f, child, child_f, places, values)
+        if _note_best(best, child, child_f):
+            return g + 1 - generation
+    return generations

@@ -29,6 +29,7 @@ from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.kernels.rng import philox
 from paropt_hpc.metaheuristics.constraints import Constraints, FeasibilityRules
+from paropt_hpc.metaheuristics.evaluation import read_only
 from paropt_hpc.metaheuristics.space import Space
 
 __all__ = ["ALGORITHMS", "Algorithm", "PopulationAlgorithm", "make", "register"]
@@ -112,11 +113,18 @@ class Algorithm(ABC):
             self._asked = self._ask()
         return self._asked
 
-    def advance(self, objective: Callable[[Rows], ArrayLike], generations: int) -> None:
+    def advance(
+        self,
+        objective: Callable[[Rows], ArrayLike],
+        generations: int,
+        *,
+        evaluations: int | None = None,
+        target: float | None = None,
+    ) -> None:
         """Run generations on an objective that takes rows and never fails.
 
-        Where both the algorithm and the objective are native (see `paropt_hpc.metaheuristics.
-        functions`), the generations run without returning to Python; the result is the same.
+        Where both the algorithm and the objective are native (see `is_native`), the generations
+        run without returning to Python; the result is the same to the bit.
 
         Parameters
         ----------
@@ -124,23 +132,43 @@ class Algorithm(ABC):
             Rows of shape (m, dimension) to values of shape (m,).
         generations : int
             How often to ask and tell; fewer if the algorithm is done before.
+        evaluations : int, optional
+            Stop when as many points have been told, from the very first on.
+        target : float, optional
+            Stop when a feasible point has this value or a smaller one.
         """
-        native = getattr(objective, "native", None)
-        if native is not None and self.generation == 0 and generations > 0:
-            x = self.ask()  # the first generation evaluates the start
-            self.tell(x, objective(x))
-            generations -= 1
-        if native is not None and generations > 0 and self._advance_native(native, generations):
-            return
-        for _ in range(generations):
-            if self.done:
-                return
-            x = self.ask()
-            self.tell(x, objective(x))
+        last = self.generation + generations
+        while self.generation < last and not self._is_over(evaluations, target):
+            if self.generation > 0 and self.is_native(objective):
+                count = last - self.generation
+                if evaluations is not None:
+                    left = evaluations - self.evaluations
+                    count = min(count, -(-left // self._asked_size))
+                self._run_native(objective.native, count, target)  # type: ignore[attr-defined]
+            else:  # the first generation evaluates the start
+                x = self.ask()
+                self.tell(x, objective(x))
 
-    def _advance_native(self, objective: int, generations: int) -> bool:
-        """Run generations on a native objective; return whether that was possible."""
+    def is_native(self, objective: Any) -> bool:
+        """Say whether `advance` runs its generations on an objective natively.
+
+        Some algorithms do on real columns without a logarithm or constraints, and on objectives
+        that are native, as some of :data:`.FUNCTIONS` are.
+        """
         return False
+
+    @property
+    def _asked_size(self) -> int:
+        """Return how many points each generation after the first asks for."""
+        return self.population_size
+
+    def _is_over(self, evaluations: int | None, target: float | None) -> bool:
+        reached = target is not None and self.best_violation == 0 and self.best_f <= target
+        return self.done or reached or (evaluations is not None and self.evaluations >= evaluations)
+
+    def _run_native(self, objective: int, generations: int, target: float | None) -> None:
+        """Run generations on a native objective until the target, where `is_native` says so."""
+        raise NotImplementedError
 
     def tell(self, x: Rows, f: ArrayLike, violation: ArrayLike | None = None) -> None:
         """Take the values of the points asked for.
@@ -181,7 +209,9 @@ class Algorithm(ABC):
 
     @abstractmethod
     def population(self) -> tuple[Rows, Rows]:
-        """Return copies of the members that are worth migrating, and their values.
+        """Return the members that are worth migrating, and their values.
+
+        Read-only views, which hold until the algorithm is told or given something.
 
         Returns
         -------
@@ -242,15 +272,20 @@ class Algorithm(ABC):
         """Return this generation's generator for a purpose."""
         return philox(self.seed, f"{self.name} {purpose}", self.generation)
 
-    def state_dict(self) -> State:
+    def state_dict(self, *, copy: bool = True) -> State:
         """Return the state as arrays and plain values: all that a resumed run needs to go on.
 
         Settings are not part of it: load it into an algorithm made with the same ones.
+
+        Parameters
+        ----------
+        copy : bool
+            False: the arrays are those of the algorithm, which change when it goes on.
         """
         state: State = {"algorithm": self.name, "constraints": self.constraints.state_dict()}
         for name in (*self._base_state, *self._state):
             value = getattr(self, name)
-            state[name] = value.copy() if isinstance(value, np.ndarray) else value
+            state[name] = value.copy() if copy and isinstance(value, np.ndarray) else value
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -329,8 +364,8 @@ class PopulationAlgorithm(Algorithm):
         return self._size
 
     def population(self) -> tuple[Rows, Rows]:
-        """Return copies of the members and their values."""
-        return self._x.copy(), self._f.copy()
+        """Return read-only views of the members and their values."""
+        return read_only(self._x), read_only(self._f)
 
     def inject(self, x: Rows, f: ArrayLike, where: ArrayLike | None = None) -> None:
         """Take immigrants; see `Algorithm.inject`."""
@@ -384,19 +419,28 @@ class PopulationAlgorithm(Algorithm):
             rival = np.zeros(self._size) if violation is None else violation
             np.copyto(self._violation, rival, where=taken)
 
-    def _plain(self) -> bool:
-        """Say whether values alone order the members, which are vectors of numbers."""
+    def _is_plain(self, objective: Any) -> bool:
+        """Say whether values alone order the members, and a native objective takes them as is."""
         numbers = all(
             not getattr(variable, "log", False) for variable in self.space.variables.values()
         )
-        return self._violation is None and numbers and self.space.is_only("real")
+        native = getattr(objective, "native", None) is not None
+        return native and self._violation is None and numbers and self.space.is_only("real")
 
-    def _note_run(self, generations: int, asked: int) -> None:
-        """Account for native generations, whose members hold the best."""
-        self._note_best(self._x, self._f, None)
-        self.evaluations += generations * asked
-        self.generation += generations
+    def _run_native(self, objective: int, generations: int, target: float | None) -> None:
+        best_x = np.zeros(self.space.dimension) if self.best_x is None else self.best_x
+        best_f = np.array([self.best_f])
+        best = best_x, best_f, -math.inf if target is None else target
+        done = self._run_kernel(objective, generations, best)
+        if math.isfinite(best_f[0]):
+            self.best_x, self.best_f, self.best_violation = best_x, float(best_f[0]), 0.0
+        self.evaluations += done * self._asked_size
+        self.generation += done
         self._asked = None
+
+    def _run_kernel(self, objective: int, generations: int, best: tuple[Rows, Rows, float]) -> int:
+        """Run the algorithm's kernel, which keeps the best row; return the generations done."""
+        raise NotImplementedError
 
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}

@@ -13,12 +13,13 @@ from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.metaheuristics.algorithm import Algorithm, Array, Rows, register
 from paropt_hpc.metaheuristics.constraints import Constraints
+from paropt_hpc.metaheuristics.evaluation import read_only
 from paropt_hpc.metaheuristics.space import Space
 
 __all__ = ["AntColony"]
 
 _BEST_EVERY = 5  # generations; in the others the best ant of the generation strengthens its trail
-_P_BEST = 0.05  # probability of the best tour in a colony that has converged: section 4.2
+_P_BEST = 0.05  # probability of the best tour in a colony that has converged
 
 
 @register("mmas")
@@ -42,9 +43,10 @@ class AntColony(Algorithm):
     kicks : int, optional
         Perturbations of each tour in the local search; by default half as many as there are cities.
     alpha, beta : float
-        Exponents of the trail and of 1 / distance: equation 1.
+        Exponents of the trail and of 1 / distance in an ant's choice.
     evaporation : float
-        1 - rho of equation 2, in (0, 1); by default 0.2 with local search and 0.02 without.
+        1 - rho, the share of a trail that is lost in a generation, in (0, 1); by default 0.2 with
+        local search and 0.02 without.
     neighbours : int
         Nearest cities that an ant considers first.
     """
@@ -92,10 +94,10 @@ class AntColony(Algorithm):
         )
         shortest = self._distances[self._distances > 0].min(initial=1.0)
         self._sight = np.maximum(away, shortest * 1e-3) ** -beta
-        self._most = 1 / self._evaporation  # of a trail, in ants: equation 5
+        self._most = 1 / self._evaporation  # of a trail, in ants
         root = _P_BEST ** (1 / n)
         average = max(n / 2 - 1, 1)
-        self._least = min(self._most, self._most * (1 - root) / (average * root))  # equation 11
+        self._least = min(self._most, self._most * (1 - root) / (average * root))
         self._trail = np.full((n, n), self._most)
         self._x: Rows = np.empty((0, n))
         self._f: Rows = np.empty(0)
@@ -127,17 +129,17 @@ class AntColony(Algorithm):
         if self.generation % _BEST_EVERY == 0 and self.best_x is not None:
             leader = self.best_x
         tour = self.space.decode(leader)
-        self._trail *= 1 - self._evaporation  # equation 2
+        self._trail *= 1 - self._evaporation
         after = np.roll(tour, -1)
         self._trail[tour, after] += 1
         self._trail[after, tour] += 1
         np.clip(self._trail, self._least, self._most, out=self._trail)
 
     def population(self) -> tuple[Rows, Rows]:
-        """Return copies of the tours told last and their values."""
+        """Return read-only views of the tours told last and their values."""
         if len(self._x):
-            return self._x.copy(), self._f.copy()
-        return self.ask().copy(), np.full(self._ants, math.inf)
+            return read_only(self._x), read_only(self._f)
+        return read_only(self.ask()), np.full(self._ants, math.inf)
 
     def inject(self, x: Rows, f: ArrayLike, where: ArrayLike | None = None) -> None:
         """Take immigrants: the best tour ever, if among them, strengthens the trails."""

@@ -20,6 +20,7 @@ from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.kernels.rng import philox
 from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows, register
 from paropt_hpc.metaheuristics.constraints import Constraints
+from paropt_hpc.metaheuristics.evaluation import read_only
 from paropt_hpc.metaheuristics.space import Space
 
 __all__ = ["CMAES", "RESTARTS", "BipopCMAES", "IpopCMAES", "SeparableCMAES"]
@@ -48,8 +49,8 @@ class _Rates:
         mass = raw[:mu].sum() ** 2 / (raw[:mu] ** 2).sum()
         mass_minus = raw[mu:].sum() ** 2 / (raw[mu:] ** 2).sum()
         speedup = (n + 2) / 3 if separable else 1.0  # R. Ros and N. Hansen, PPSN 2008
-        one = speedup * 2 / ((n + 1.3) ** 2 + mass)  # (57)
-        many = 2 * (0.25 + mass + 1 / mass - 2) / ((n + 2) ** 2 + mass)  # (58)
+        one = speedup * 2 / ((n + 1.3) ** 2 + mass)
+        many = 2 * (0.25 + mass + 1 / mass - 2) / ((n + 2) ** 2 + mass)
         one = min(one, 0.5)
         many = min(1 - one, speedup * many)
         bound = min(1 + one / many, 1 + 2 * mass_minus / (mass + 2))  # (50), (51)
@@ -249,7 +250,7 @@ class CMAES(Algorithm):
     def _steps_of(self, x: Rows) -> Rows:
         """Return the steps that lead to rows from elsewhere, not longer than usual ones.
 
-        N. Hansen, "Injecting external solutions into CMA-ES", arXiv:1110.4181, 2011, equation 4.
+        N. Hansen, "Injecting external solutions into CMA-ES", arXiv:1110.4181, 2011.
         """
         n = self.space.dimension
         y = ((x - self.space.lower) / self._range - self._mean) / self._sigma
@@ -371,10 +372,10 @@ class CMAES(Algorithm):
     # ---- migration and state -------------------------------------------------------------------
 
     def population(self) -> tuple[Rows, Rows]:
-        """Return copies of the samples told last and their values."""
+        """Return read-only views of the samples told last and their values."""
         if len(self._x) == self._samples:
-            return self._x.copy(), self._f.copy()
-        return self.ask().copy(), np.full(self._samples, math.inf)
+            return read_only(self._x), read_only(self._f)
+        return read_only(self.ask()), np.full(self._samples, math.inf)
 
     def inject(self, x: Rows, f: ArrayLike, where: ArrayLike | None = None) -> None:
         """Take immigrants: they will be among the next samples, up to half of them."""

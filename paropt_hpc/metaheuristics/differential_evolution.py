@@ -4,7 +4,7 @@ R. Storn and K. Price, "Differential evolution: a simple and efficient heuristic
 optimization over continuous spaces", Journal of Global Optimization 11, 1997.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,18 +28,17 @@ class DifferentialEvolution(PopulationAlgorithm):
     space, seed, population, constraints
         See `PopulationAlgorithm`; at least 4 members.
     mutation : str
-        ``rand/1`` (equation 2), ``best/1``, or ``current-to-best/1``, which move towards the best
-        member.
+        ``rand/1``, ``best/1``, or ``current-to-best/1``, which move towards the best member.
     weight : float
-        F of equation 2, in (0, 2].
+        F, the weight of a difference, in (0, 2].
     crossover : float
-        CR of equation 4, in [0, 1].
+        CR, the chance of a column to come from the mutant, in [0, 1].
 
     Notes
     -----
     A column that would leave the box bounces half-way back (J. Zhang and A. C. Sanderson, "JADE:
     adaptive differential evolution with optional external archive", IEEE Transactions on
-    Evolutionary Computation 13, 2009, section IV).
+    Evolutionary Computation 13, 2009).
     """
 
     _least_population = 4
@@ -95,10 +94,12 @@ class DifferentialEvolution(PopulationAlgorithm):
     def _tell(self, x: Rows, f: Rows, violation: Rows | None) -> None:
         self._select(x, f, violation)
 
-    def _advance_native(self, objective: int, generations: int) -> bool:
-        if not self._plain():
-            return False
-        implementation().de_run(
+    def is_native(self, objective: Any) -> bool:
+        """See `Algorithm.is_native`."""
+        return self._is_plain(objective)
+
+    def _run_kernel(self, objective: int, generations: int, best: tuple[Rows, Rows, float]) -> int:
+        done: int = implementation().de_run(
             self.space.lower,
             self.space.upper,
             self._mutation,
@@ -112,9 +113,9 @@ class DifferentialEvolution(PopulationAlgorithm):
             self._f,
             self._trial,
             np.empty(self._size),
+            best,
         )
-        self._note_run(generations, self._size)
-        return True
+        return done
 
 
 @register("jde")
@@ -122,8 +123,7 @@ class SelfAdaptiveDE(DifferentialEvolution):
     """DE/rand/1/bin whose members carry their own F and CR: jDE.
 
     J. Brest et al., "Self-adapting control parameters in differential evolution: a comparative
-    study on numerical benchmark problems", IEEE Transactions on Evolutionary Computation 10, 2006,
-    equations 5 and 6.
+    study on numerical benchmark problems", IEEE Transactions on Evolutionary Computation 10, 2006.
 
     Parameters
     ----------
@@ -162,5 +162,6 @@ class SelfAdaptiveDE(DifferentialEvolution):
         self._crossover = np.where(survived, crossover, self._crossover)
         self._select(x, f, violation)
 
-    def _advance_native(self, objective: int, generations: int) -> bool:
+    def is_native(self, objective: Any) -> bool:
+        """Say that it is not."""
         return False

@@ -383,11 +383,10 @@ class Tally:
     def add(self, results: Results) -> None:
         """Count the results of some rows, in their order."""
         status = results.status
-        self.evaluations += len(status)
         if not status.any():
-            self.counts[0] += len(status)
-            self._row = 0 if len(status) else self._row
+            self.add_successes(len(status))
             return
+        self.evaluations += len(status)
         self.counts += np.bincount(status, minlength=len(Status))
         good = np.flatnonzero(status == 0)
         edges = np.concatenate([[-1 - self._row], good, [len(status)]])
@@ -395,6 +394,12 @@ class Tally:
         self._row = len(status) - 1 - int(edges[-2])
         for row, text in results.texts.items():
             self.examples.setdefault(int(status[row]), text)
+
+    def add_successes(self, count: int) -> None:
+        """Count rows that all have a value."""
+        self.evaluations += count
+        self.counts[0] += count
+        self._row = 0 if count else self._row
 
     @property
     def exhausted(self) -> bool:

@@ -42,6 +42,16 @@ class Evaluator(Protocol):
         """
         ...
 
+    def alone(self, generations: int) -> int:
+        """Claim up to so many of the next generations for each rank to evaluate by itself.
+
+        Returns
+        -------
+        int
+            How many it may, without :meth:`evaluate`; the same on all ranks, local.
+        """
+        ...
+
 
 class Serial:
     """Evaluates on this rank, whatever the others do; local.
@@ -59,6 +69,10 @@ class Serial:
     def evaluate(self, x: Rows, stop: bool = False) -> Results:
         """Evaluate all rows."""
         return self.objective(x)._replace(stop=stop)
+
+    def alone(self, generations: int) -> int:
+        """Give all."""
+        return generations
 
 
 _HEAD = 5  # numbers before the values in a packet
@@ -112,6 +126,14 @@ class RowSplit:
             self._until_look -= 1
             return self.objective(x)
         return self._shared(x, stop)
+
+    def alone(self, generations: int) -> int:
+        """Give those until the next look."""
+        if self.comm.size == 1:
+            return generations
+        claimed = min(generations, self._until_look) if self._replicating else 0
+        self._until_look -= claimed
+        return claimed
 
     def _shared(self, x: Rows, stop: bool) -> Results:
         """Evaluate this rank's rows, or all of them to compare, and gather the values."""

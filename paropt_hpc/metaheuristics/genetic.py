@@ -6,7 +6,7 @@ exchanged and drawn anew, permutations have operators of their own
 (`paropt_hpc.metaheuristics.permutations`).
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -94,10 +94,10 @@ class Genetic(PopulationAlgorithm):
             raise ConfigError(f"tournament must be at least 1, got {tournament}")
         rate = 1 / space.dimension if mutation_rate is None else mutation_rate
         self._elite, self._tournament = elite, tournament
-        self._crossover = (kind, _rate("crossover_rate", crossover_rate), 0.0)
-        self._crossover = (*self._crossover[:2], _index(crossover_index, (15.0, 0.5)[kind]))
-        self._mutation = (step, _rate("mutation_rate", rate), 0.0)
-        self._mutation = (*self._mutation[:2], _index(mutation_index, (20.0, 0.1)[step]))
+        index = _index(crossover_index, (15.0, 0.5)[kind])
+        self._crossover = kind, _rate("crossover_rate", crossover_rate), index
+        index = _index(mutation_index, (20.0, 0.1)[step])
+        self._mutation = step, _rate("mutation_rate", rate), index
         self._order_crossover = ORDER_CROSSOVERS[
             _choice("order_crossover", order_crossover, tuple(ORDER_CROSSOVERS))
         ]
@@ -221,10 +221,16 @@ class Genetic(PopulationAlgorithm):
             self._elite, self._truncation, x, keys, child, child_keys, *self._scratch
         )
 
-    def _advance_native(self, objective: int, generations: int) -> bool:
-        if not self._plain() or self._selection != "tournament":
-            return False
-        implementation().ga_run(
+    def is_native(self, objective: Any) -> bool:
+        """See `Algorithm.is_native`."""
+        return self._is_plain(objective) and self._selection == "tournament"
+
+    @property
+    def _asked_size(self) -> int:
+        return len(self._child)
+
+    def _run_kernel(self, objective: int, generations: int, best: tuple[Rows, Rows, float]) -> int:
+        done: int = implementation().ga_run(
             self.space.lower,
             self.space.upper,
             self._elite,
@@ -242,9 +248,9 @@ class Genetic(PopulationAlgorithm):
             np.empty(len(self._child)),
             self._parents,
             *self._scratch,
+            best,
         )
-        self._note_run(generations, len(self._child))
-        return True
+        return done
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:

@@ -9,13 +9,14 @@ import numpy as np
 from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import ConfigError, on_every_rank
 from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows
-from paropt_hpc.metaheuristics.evaluation import Tally
+from paropt_hpc.metaheuristics.evaluation import Tally, Vectorised
 from paropt_hpc.metaheuristics.evaluators import Evaluator
 from paropt_hpc.metaheuristics.migration import Migrants
 
 __all__ = ["Budget", "Island", "Report"]
 
 _SAMPLE = 512  # rows from which diversity is judged
+_NUMBERS = 1 << 20  # that are moved between two looks at the clock: some milliseconds
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ class Island:
         algorithm = self.algorithm
         self.stopped = False
         while algorithm.generation < until and not self.finished(budget):
+            if self._advance_natively(evaluator, until - 1, budget, wish):
+                continue
             x = algorithm.ask()
             results = evaluator.evaluate(x, wish())
             last = algorithm.generation + 1 >= until or results.stop
@@ -114,6 +117,28 @@ class Island:
                 return
         if self.finished(budget) and algorithm.generation < until:
             self._look(*algorithm.population())
+
+    def _advance_natively(
+        self, evaluator: Evaluator, until: int, budget: Budget, wish: Callable[[], bool]
+    ) -> bool:
+        """Take some generations without returning to Python, where that is possible.
+
+        Never the last one before a meeting, whose rows are looked at.
+        """
+        algorithm, objective = self.algorithm, evaluator.objective
+        function = objective.function if isinstance(objective, Vectorised) else None
+        most = max(1, _NUMBERS // (algorithm.population_size * algorithm.space.dimension))
+        most = min(most, until - algorithm.generation)
+        if algorithm.generation == 0 or most < 1 or not algorithm.is_native(function) or wish():
+            return False
+        count = evaluator.alone(most)
+        if count == 0:
+            return False
+        assert function is not None
+        before = algorithm.evaluations
+        algorithm.advance(function, count, evaluations=self.share, target=budget.target)
+        self.tally.add_successes(algorithm.evaluations - before)
+        return True
 
     def _look(self, x: Rows, f: Rows) -> None:
         """Take the figures of a generation."""

@@ -123,6 +123,12 @@ class ManagerWorker:
         results = from_columns(values[:m, 1:], status, texts, seconds, self.objective)
         return results._replace(stop=self._stop)
 
+    def alone(self, generations: int) -> int:
+        """Give what splitting gives, of populations that cost next to nothing."""
+        if self.comm.size == 1:
+            return generations
+        return self._split.alone(generations) if self._cheap else 0
+
     def stream(self, source: Iterable[Rows | None]) -> Iterator[Finished]:
         """Evaluate what `source` gives, and yield it on rank 0 in the order of completion.
 

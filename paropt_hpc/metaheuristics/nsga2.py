@@ -4,7 +4,7 @@ K. Deb, A. Pratap, S. Agarwal and T. Meyarivan, "A fast and elitist multiobjecti
 algorithm: NSGA-II", IEEE Transactions on Evolutionary Computation 6, 2002.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -192,5 +192,6 @@ class NSGA2(Genetic):
         self._f[places[:count]] = np.where(np.isfinite(values[:count]), values[:count], np.inf)
         self._asked = None
 
-    def _advance_native(self, objective: int, generations: int) -> bool:
+    def is_native(self, objective: Any) -> bool:
+        """Say that it is not."""
         return False

@@ -1,11 +1,11 @@
 """Particle swarm: points that fly, drawn to the best places that they and their neighbours know.
 
 J. Kennedy and R. Eberhart, "Particle swarm optimization", ICNN 1995; inertia by Y. Shi and
-R. Eberhart, "A modified particle swarm optimizer", CEC 1998, equation 1.
+R. Eberhart, "A modified particle swarm optimizer", CEC 1998.
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,8 @@ def constriction(own: float = 2.05, social: float = 2.05) -> tuple[float, float,
     """Return inertia and both pulls of the constricted swarm.
 
     M. Clerc and J. Kennedy, "The particle swarm: explosion, stability, and convergence in a
-    multidimensional complex space", IEEE Transactions on Evolutionary Computation 6, 2002,
-    equation 4.14 with kappa 1.
+    multidimensional complex space", IEEE Transactions on Evolutionary Computation 6, 2002, with
+    kappa 1.
 
     Parameters
     ----------
@@ -66,8 +66,46 @@ def neighbours(neighbourhood: str, count: int) -> NDArray[np.uint32]:
     return np.ascontiguousarray(known, np.uint32)
 
 
+class _Swarm(PopulationAlgorithm):
+    """What swarms have in common: the members are the best places that particles have seen."""
+
+    _state: ClassVar[tuple[str, ...]] = (*PopulationAlgorithm._state, "_place", "_velocity")
+    _least_population = 1
+
+    def __init__(
+        self,
+        space: Space,
+        seed: int,
+        population: int,
+        neighbourhood: str,
+        coefficients: tuple[float, float, float],
+        constraints: Constraints | None,
+    ) -> None:
+        super().__init__(space, seed=seed, population=population, constraints=constraints)
+        self._neighbours = neighbours(neighbourhood, self._size)
+        self._coefficients = coefficients  # inertia, own, social
+        self._place = self._x.copy()
+        self._velocity = np.zeros_like(self._x)
+
+    def _ask(self) -> Rows:
+        return self._place
+
+    def _tell(self, x: Rows, f: Rows, violation: Rows | None) -> None:
+        self._select(x, f, violation, strict=self.generation > 0)
+        if x is not self._place:
+            self._place[:] = x
+        self._move()
+
+    def _move(self) -> None:
+        """Move the particles."""
+        raise NotImplementedError
+
+    def _replaced(self, places: Array) -> None:
+        self._place[places] = self._x[places]
+
+
 @register("pso")
-class ParticleSwarm(PopulationAlgorithm):
+class ParticleSwarm(_Swarm):
     """A swarm; its members are the best places that its particles have seen.
 
     Parameters
@@ -85,9 +123,6 @@ class ParticleSwarm(PopulationAlgorithm):
         the wall, ``periodic`` lets it enter on the other side.
     """
 
-    _state: ClassVar[tuple[str, ...]] = (*PopulationAlgorithm._state, "_place", "_velocity")
-    _least_population = 1
-
     def __init__(
         self,
         space: Space,
@@ -102,27 +137,18 @@ class ParticleSwarm(PopulationAlgorithm):
         bounds: str = "reflect",
         constraints: Constraints | None = None,
     ) -> None:
-        super().__init__(space, seed=seed, population=population, constraints=constraints)
+        coefficients = float(inertia), float(own), float(social)
+        super().__init__(space, seed, population, neighbourhood, coefficients, constraints)
         if bounds not in BOUNDS:
             raise ConfigError(f"bounds must be one of {', '.join(BOUNDS)}, got {bounds!r}")
         if not speed_limit > 0:
             raise ConfigError(f"speed_limit must be above 0, got {speed_limit}")
-        self._neighbours = neighbours(neighbourhood, self._size)
-        self._coefficients = (float(inertia), float(own), float(social))
         self._bounds = BOUNDS.index(bounds)
         self._fastest = np.minimum(speed_limit, 1e300) * (space.upper - space.lower)
-        self._place = self._x.copy()
-        self._velocity = np.zeros_like(self._x)
         self._guide = np.empty(self._size, np.uint32)
         self._streams = self._key()
 
-    def _ask(self) -> Rows:
-        return self._place
-
-    def _tell(self, x: Rows, f: Rows, violation: Rows | None) -> None:
-        self._select(x, f, violation, strict=self.generation > 0)
-        if x is not self._place:
-            self._place[:] = x
+    def _move(self) -> None:
         kernel = implementation()
         kernel.swarm_move(
             self.space.lower,
@@ -139,13 +165,12 @@ class ParticleSwarm(PopulationAlgorithm):
             self._guide,
         )
 
-    def _replaced(self, places: Array) -> None:
-        self._place[places] = self._x[places]
+    def is_native(self, objective: Any) -> bool:
+        """See `Algorithm.is_native`."""
+        return self._is_plain(objective)
 
-    def _advance_native(self, objective: int, generations: int) -> bool:
-        if not self._plain():
-            return False
-        implementation().swarm_run(
+    def _run_kernel(self, objective: int, generations: int, best: tuple[Rows, Rows, float]) -> int:
+        done: int = implementation().swarm_run(
             self.space.lower,
             self.space.upper,
             self._neighbours,
@@ -162,17 +187,17 @@ class ParticleSwarm(PopulationAlgorithm):
             self._f,
             np.empty(self._size),
             self._guide,
+            best,
         )
-        self._note_run(generations, self._size)
-        return True
+        return done
 
 
 @register("binary-pso")
-class BinarySwarm(PopulationAlgorithm):
+class BinarySwarm(_Swarm):
     """A swarm of bit strings: speeds are log-odds of ones.
 
     J. Kennedy and R. C. Eberhart, "A discrete binary version of the particle swarm algorithm", SMC
-    1997, equations 3 and 4. For spaces of `Binary` variables only.
+    1997. For spaces of `Binary` variables only.
 
     Parameters
     ----------
@@ -185,9 +210,6 @@ class BinarySwarm(PopulationAlgorithm):
     speed_limit : float
         Largest log-odds: the smaller, the more bits flip at random.
     """
-
-    _state: ClassVar[tuple[str, ...]] = (*PopulationAlgorithm._state, "_place", "_velocity")
-    _least_population = 1
 
     def __init__(
         self,
@@ -204,21 +226,15 @@ class BinarySwarm(PopulationAlgorithm):
     ) -> None:
         if not space.is_only("binary"):
             raise ConfigError("'binary-pso' needs a space of Binary variables; use 'ga' or 'pso'")
-        super().__init__(space, seed=seed, population=population, constraints=constraints)
-        self._neighbours = neighbours(neighbourhood, self._size)
-        self._coefficients = (inertia, own, social)
+        coefficients = inertia, own, social
+        super().__init__(space, seed, population, neighbourhood, coefficients, constraints)
         self._limit = speed_limit
         self._x = np.rint(self._x)
         self._place = self._x.copy()
-        self._velocity = np.zeros_like(self._x)
 
-    def _ask(self) -> Rows:
-        return self._place
-
-    def _tell(self, x: Rows, f: Rows, violation: Rows | None) -> None:
-        self._select(x, f, violation, strict=self.generation > 0)
+    def _move(self) -> None:
         inertia, own, social = self._coefficients
-        keys, rng = self._keys(), self._rng()
+        keys, rng, x = self._keys(), self._rng(), self._place
         if self._neighbours.shape[1] == 0:
             guide = np.full(self._size, keys.argmin())
         else:

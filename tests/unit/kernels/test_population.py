@@ -278,24 +278,36 @@ def test_runs_equal_their_twins(path, objective):
     weight, rate = np.full(n, 0.6), np.full(n, 0.8)
     steps = (objective, key, first, generations)
     for mutation in range(3):
-        check_twins(
-            "de_run", (lower, upper, mutation, weight, rate, *steps), [x, f, other, other_f]
-        )
+        inputs = (lower, upper, mutation, weight, rate, *steps)
+        check_runs("de_run", inputs, [x, f, other, other_f], generations)
     swarm = swarm_inputs(n, d, 3, 0)[:2]
     neighbours, fastest = swarm_inputs(n, d, 3, 0)[2:4]
     guide = np.zeros(n, np.uint32)
     inputs = (*swarm, neighbours, fastest, (0.73, 1.5, 1.4), 0, *steps)
-    check_twins("swarm_run", inputs, [x, np.zeros((n, d)), x, f, other_f, guide])
+    check_runs("swarm_run", inputs, [x, np.zeros((n, d)), x, f, other_f, guide], generations)
     for crossover, mutation in OPERATORS:
         inputs = (lower, upper, 1, 2, True, crossover, mutation, *steps)
         scratch = [np.zeros(n, np.uint32), np.zeros(2 * n, np.uint32), np.zeros(2 * n)]
-        outputs = [x, np.arange(n, dtype=float), other, other_f]
-        mine = [array.copy() for array in outputs]
-        theirs = [array.copy() for array in outputs]
-        kernel().ga_run(*inputs, *mine, *[s.copy() for s in scratch])
-        reference.ga_run(*inputs, *theirs, *[s.copy() for s in scratch])
+        outputs = [x, np.arange(n, dtype=float), other, other_f, *scratch]
+        check_runs("ga_run", inputs, outputs, generations, compared=4)
+
+
+def check_runs(name, inputs, outputs, generations, compared=None):
+    """Compare a run with that of the twin, to its end and to a value on the way."""
+    target = -np.inf
+    for _ in range(2):
+        told = []
+        for module in (kernel(), reference):
+            arrays = [array.copy() for array in outputs]
+            best = np.zeros(len(inputs[0])), np.array([np.inf])
+            done = getattr(module, name)(*inputs, *arrays, (*best, target))
+            told.append((done, [*best, *arrays[:compared]]))
+        (done, mine), (expected, theirs) = told
+        assert done == expected
         for a, b in zip(mine, theirs, strict=True):
             np.testing.assert_array_equal(a, b)
+        assert done == generations if target == -np.inf else mine[1][0] <= target
+        target = mine[1][0]  # is reached by the last of its generations at the latest
 
 
 def test_wrong_arguments_are_refused_by_native_code():

@@ -210,9 +210,34 @@ def test_native_generations_equal_asking_and_telling(name, options):
     native.advance(rastrigin, 20)
     run(by_hand, 20, rastrigin)
     check_same(native.state_dict(), by_hand.state_dict())
-    native.advance(rastrigin, 7)
-    by_hand.advance(lambda x: rastrigin(x), 7)
+    for until in ({}, {"evaluations": native.evaluations + 31}, {"target": native.best_f / 2}):
+        assert native.is_native(rastrigin)
+        native.advance(rastrigin, 40, **until)
+        by_hand.advance(lambda x: rastrigin(x), 40, **until)
+        check_same(native.state_dict(), by_hand.state_dict())
+
+
+def test_native_generations_keep_the_first_of_equal_points():
+    """Next to the minimum different points have the value 0; members change there, the best not."""
+    ackley, space = function("ackley"), function("ackley").space(1)
+    native, by_hand = (make("de", space, seed=6, population=8) for _ in range(2))
+    native.advance(ackley, 300)
+    by_hand.advance(lambda x: ackley(x), 300)
+    x, f = native.population()
+    assert (f == 0).all()
+    assert (x != native.best_x).any()
     check_same(native.state_dict(), by_hand.state_dict())
+
+
+def test_only_plain_searches_are_native():
+    rastrigin = function("rastrigin")
+    assert not make("de", SPACE).is_native(lambda x: rastrigin(x))
+    assert not make("de", Space(Real(1e-3, 1, log=True))).is_native(rastrigin)
+    assert not make("jde", SPACE).is_native(rastrigin)
+    assert not make("ga", SPACE, selection="rank").is_native(rastrigin)
+    violated = make("pso", SPACE)
+    violated.tell(violated.ask(), np.zeros(100), np.ones(100))
+    assert not violated.is_native(rastrigin)
 
 
 def test_all_real_algorithms_are_tested():

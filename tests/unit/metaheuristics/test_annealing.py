@@ -32,13 +32,13 @@ def test_the_start_temperature_accepts_most_first_moves():
     sphere = function("sphere")
     algorithm = make("sa", sphere.space(5), seed=1, population=400, steps=10**6)
     algorithm.advance(sphere, 2)
-    before = algorithm.population()[1]
+    before = algorithm.population()[1].copy()
     accepted = []
     for _ in range(10):
         x = algorithm.ask()
         rises = sphere(x) > before
         algorithm.advance(sphere, 1)
-        now = algorithm.population()[1]
+        now = algorithm.population()[1].copy()
         accepted.append((now[rises] != before[rises]).mean())
         before = now
     assert 0.7 < np.mean(accepted) < 0.9
