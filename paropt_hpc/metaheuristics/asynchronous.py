@@ -9,7 +9,7 @@ so gives the same result to the bit, on any number of ranks.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,14 @@ from paropt_hpc.kernels.rng import philox
 from paropt_hpc.metaheuristics.algorithm import Rows
 from paropt_hpc.metaheuristics.evaluators import Evaluator
 from paropt_hpc.metaheuristics.island import Budget, Island
-from paropt_hpc.metaheuristics.migration import Migrants, Migration, admit, emigrants
+from paropt_hpc.metaheuristics.migration import (
+    Emigration,
+    Migration,
+    admit,
+    emigrants,
+    packed_emigrants,
+    unpacked_emigrants,
+)
 
 __all__ = ["Arrival", "MigrationLog"]
 
@@ -81,6 +88,16 @@ class MigrationLog(NamedTuple):
             raise DataError(f"{path} is no migration log: {error}") from None
 
 
+def shared(group: Communicator, emigrations: list[Emigration]) -> list[Emigration]:
+    """Give a whole group what its first rank has; collective over the group."""
+    if group.size == 1:
+        return emigrations
+    own = emigrations if group.rank == 0 else []
+    numbers = np.concatenate([packed_emigrants(emigration) for emigration in own] or [np.empty(0)])
+    first = group.allgather_bytes(numbers.view(np.uint8))[0]
+    return unpacked_emigrants(first.copy().view(np.float64))
+
+
 class Wanderers:
     """The asynchronous part of a search; one on each rank, making it is collective.
 
@@ -112,7 +129,7 @@ class Wanderers:
         self._letters = Letterbox(comm)
         self._posted = np.zeros(comm.size)
         self._taken = 0
-        self._waiting: dict[int, list[tuple[int, int, Migrants]]] = defaultdict(list)
+        self._waiting: dict[int, list[Emigration]] = defaultdict(list)
         self._expected: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
         self._wanted: set[tuple[int, int, int]] = set()
         for arrival in replay.arrivals if replay else ():
@@ -201,7 +218,7 @@ class Wanderers:
         """Say whether all immigrants that a repetition needs for the next round are here."""
         if self.replay is None:
             return True
-        here = {(source, round_) for source, round_, _ in self._waiting[island]}
+        here = {(emigration.source, emigration.round) for emigration in self._waiting[island]}
         wanted = self._expected.get((island, rounds[island]), ())
         ready = all((arrival.source, arrival.source_round) in here for arrival in wanted)
         return bool(self._agreed(float(ready)))
@@ -217,29 +234,15 @@ class Wanderers:
         self._read()
         queue = self._waiting.pop(island.number, [])
         if self.replay is not None:
-            by_name = {(source, sent): guests for source, sent, guests in queue}
+            by_name = {(e.source, e.round): e for e in queue}
             wanted = self._expected.get((island.number, round_), [])
-            kept = [e for e in queue if e[:2] not in {(a.source, a.source_round) for a in wanted}]
-            self._waiting[island.number] = kept
-            queue = []
-            if self.group.rank == 0:
-                names = [(arrival.source, arrival.source_round) for arrival in wanted]
-                queue = [(*name, by_name[name]) for name in names]
+            names = [(arrival.source, arrival.source_round) for arrival in wanted]
+            self._waiting[island.number] = [e for name, e in by_name.items() if name not in names]
+            queue = [by_name[name] for name in names] if self.group.rank == 0 else []
         rng = philox(island.algorithm.seed, "immigrants", island.number, round_)
-        for source, sent, guests in self._shared(queue, island.algorithm.space.dimension):
+        for _, source, sent, guests in shared(self.group, queue):
             admit(island.algorithm, guests, self.migration, rng)
             self.arrivals.append(Arrival(island.number, round_, source, sent))
-
-    def _shared(
-        self, queue: list[tuple[int, int, Migrants]], dimension: int
-    ) -> Iterable[tuple[int, int, Migrants]]:
-        """Give the whole group what its first rank has."""
-        if self.group.size == 1:
-            return queue
-        own = queue if self.group.rank == 0 else []
-        payload = [_packed(0, *entry) for entry in own] or [np.empty(0)]
-        first = self.group.allgather_bytes(np.concatenate(payload).view(np.uint8))[0]
-        return [entry[1:] for entry in _unpacked(first.copy().view(np.float64), dimension)]
 
     def _send(self, island: Island, round_: int) -> None:
         number, a = island.number, island.algorithm
@@ -249,7 +252,10 @@ class Wanderers:
             return
         for target in self.topology.neighbors(number, round_ - 1).targets:
             if self.replay is not None or self._letters.unsent < _CROWDED:
-                self._post(self.owners[target], _packed(target, number, round_, leaving))
+                self._post(
+                    self.owners[target],
+                    packed_emigrants(Emigration(target, number, round_, leaving)),
+                )
 
     def _stop_all(self) -> None:
         self.over = True
@@ -278,10 +284,9 @@ class Wanderers:
         if numbers[0] == _STOP:
             self.over = True
             return
-        dimension = int(numbers[5])
-        for target, source, round_, guests in _unpacked(numbers, dimension):
-            if self.replay is None or (target, source, round_) in self._wanted:
-                self._waiting[target].append((source, round_, guests))
+        for emigration in unpacked_emigrants(numbers):
+            if self.replay is None or emigration[:3] in self._wanted:
+                self._waiting[emigration.target].append(emigration)
 
     def finish(self) -> None:
         """Take all letters that are still on their way, so that none is lost; collective."""
@@ -289,24 +294,3 @@ class Wanderers:
         while self._taken < posted[:, self.comm.rank].sum():
             self._sort(self._letters.wait("letters at the end of a search"))
         self._letters.flush()
-
-
-def _packed(target: int, source: int, round_: int, guests: Migrants) -> Rows:
-    x, f = guests
-    columns = f.shape[1] if f.ndim > 1 else 0
-    head = [target, source, round_, len(x), columns, x.shape[1]]
-    return np.concatenate([head, x.ravel(), f.ravel()])
-
-
-def _unpacked(numbers: Rows, dimension: int) -> list[tuple[int, int, int, Migrants]]:
-    entries, at = [], 0
-    while at < len(numbers):
-        target, source, round_, n, columns, _ = (int(value) for value in numbers[at : at + 6])
-        at += 6
-        x = numbers[at : at + n * dimension].reshape(n, dimension)
-        at += n * dimension
-        f = numbers[at : at + n * max(1, columns)]
-        at += n * max(1, columns)
-        guests = Migrants(x, f.reshape(n, columns) if columns else f)
-        entries.append((target, source, round_, guests))
-    return entries

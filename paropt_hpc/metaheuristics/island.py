@@ -9,9 +9,8 @@ import numpy as np
 from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import ConfigError, on_every_rank
 from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows
-from paropt_hpc.metaheuristics.evaluation import Tally, Vectorised
+from paropt_hpc.metaheuristics.evaluation import Status, Tally, Vectorised
 from paropt_hpc.metaheuristics.evaluators import Evaluator
-from paropt_hpc.metaheuristics.migration import Migrants
 
 __all__ = ["Budget", "Island", "Report"]
 
@@ -50,7 +49,7 @@ class Budget:
 
 
 class Report(NamedTuple):
-    """What an island says of itself at a meeting."""
+    """What an island says of itself at a meeting: figures alone, for they go to all ranks."""
 
     island: int
     generation: int
@@ -61,9 +60,29 @@ class Report(NamedTuple):
     best_violation: float
     median_f: float
     diversity: float
+    #: evaluations by `Status`
     counts: Rows
-    best_x: Rows
-    migrants: Migrants
+
+
+_FIGURES = len(Report._fields) - 1 + len(Status)
+
+
+def packed_reports(reports: list[Report]) -> Rows:
+    """Return reports as numbers."""
+    rows = [np.array([*report[:-1], *report.counts], np.float64) for report in reports]
+    return np.concatenate([*rows, np.empty(0)])
+
+
+def unpacked_reports(numbers: Rows) -> list[Report]:
+    """Return the reports that were packed, as copies."""
+    reports = []
+    for row in numbers.reshape(-1, _FIGURES):
+        island, generation, evaluations = (int(number) for number in row[:3])
+        flags = bool(row[3]), bool(row[4])
+        best_f, best_violation, median_f, diversity = row[5:9].tolist()
+        figures = best_f, best_violation, median_f, diversity
+        reports.append(Report(island, generation, evaluations, *flags, *figures, row[9:].copy()))
+    return reports
 
 
 class Island:
@@ -156,20 +175,19 @@ class Island:
             error.args = (f"{error}{best}",)
         raise on_every_rank(error)
 
-    def report(self, budget: Budget, migrants: Migrants) -> Report:
+    def report(self, budget: Budget) -> Report:
         """Say what the others need to know."""
         a = self.algorithm
-        best_x = np.full(a.space.dimension, np.nan) if a.best_x is None else a.best_x
         return Report(
             self.number, a.generation, a.evaluations, self.finished(budget), self.stopped,
             a.best_f, a.best_violation, self.median_f, self.diversity,
-            self.tally.counts.astype(float), best_x, migrants,
+            self.tally.counts.astype(float),
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs of this island."""
+        """Return all that a resumed run needs of this island; arrays change when it goes on."""
         return {
-            "algorithm": self.algorithm.state_dict(),
+            "algorithm": self.algorithm.state_dict(copy=False),
             "tally": self.tally.state_dict(),
             "figures": {"median_f": self.median_f, "diversity": self.diversity},
         }
@@ -180,39 +198,3 @@ class Island:
         self.tally.load_state_dict(state["tally"])
         self.median_f = state["figures"]["median_f"]
         self.diversity = state["figures"]["diversity"]
-
-
-_HEAD = 12  # numbers of a packed report before its vectors
-
-
-def packed(report: Report) -> Rows:
-    """Return a report as numbers: head, counts, best row, migrants."""
-    x, f = report.migrants
-    columns = f.shape[1] if f.ndim > 1 else 0
-    head = [*report[:9], len(x), columns, len(report.counts)]
-    return np.concatenate([head, report.counts, report.best_x, x.ravel(), f.ravel()])
-
-
-def unpacked(numbers: Rows, dimension: int) -> list[Report]:
-    reports, at = [], 0
-
-    def take(count: int) -> Rows:
-        nonlocal at
-        at += count
-        return numbers[at - count : at].copy()
-
-    while at < len(numbers):
-        head = take(_HEAD)
-        island, generation, evaluations = (int(number) for number in head[:3])
-        n, columns, statuses = (int(number) for number in head[9:])
-        counts, best_x = take(statuses), take(dimension)
-        x = take(n * dimension).reshape(n, dimension)
-        f = take(n * columns).reshape(n, columns) if columns else take(n)
-        median, diversity = head[7:9].tolist()
-        flags = bool(head[3]), bool(head[4])
-        best = float(head[5]), float(head[6])
-        counted = island, generation, evaluations
-        figures = median, diversity
-        migrants = Migrants(x, f)
-        reports.append(Report(*counted, *flags, *best, *figures, counts, best_x, migrants))
-    return reports

@@ -90,6 +90,61 @@ class Migrants(NamedTuple):
         return cls(np.empty((0, dimension)), np.empty(0))
 
 
+class Emigration(NamedTuple):
+    """Emigrants with what their target needs to know of them."""
+
+    #: the island that they go to; -1 where the receiver knows
+    target: int
+    source: int
+    #: rounds that the source had done when they left
+    round: int
+    guests: Migrants
+
+
+def packed_emigrants(emigration: Emigration) -> Rows:
+    """Return emigrants as numbers: six that say who they are, their rows, their values."""
+    target, source, round_, (x, f) = emigration
+    columns = f.shape[1] if f.ndim > 1 else 0
+    head = [target, source, round_, len(x), columns, x.shape[1]]
+    return np.concatenate([head, x.ravel(), f.ravel()])
+
+
+def unpacked_emigrants(numbers: Rows) -> list[Emigration]:
+    """Return what was packed, one after the other."""
+    emigrations, at = [], 0
+    while at < len(numbers):
+        target, source, round_, n, columns, d = (int(value) for value in numbers[at : at + 6])
+        middle = at + 6 + n * d
+        end = middle + n * max(1, columns)
+        x, f = numbers[at + 6 : middle].reshape(n, d), numbers[middle:end]
+        guests = Migrants(x, f.reshape(n, columns) if columns else f)
+        emigrations.append(Emigration(target, source, round_, guests))
+        at = end
+    return emigrations
+
+
+def between_groups(topology: Topology, groups: Sequence[int]) -> Topology:
+    """Return the topology of groups of islands: who must write to whom.
+
+    Parameters
+    ----------
+    topology : Topology
+        Of the islands.
+    groups : sequence of int
+        The group of each island.
+    """
+    steps = (
+        {
+            (groups[source], group)
+            for island, group in enumerate(groups)
+            for source in topology.neighbors(island, step).sources
+            if groups[source] != group
+        }
+        for step in range(topology.period)
+    )
+    return Topology(f"{topology.name} of groups", max(groups) + 1, steps)
+
+
 def make_islands(
     names: str | Sequence[str], space: Space, count: int, *, seed: int = 0, **options: Any
 ) -> list[Algorithm]:

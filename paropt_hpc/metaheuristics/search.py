@@ -5,8 +5,8 @@ or, where there are more ranks than islands, each island with a group of its own
 the rows. What an island does depends on its number and on what its neighbours have sent, never on
 the rank that computes it; so the result is the same for every P.
 
-Islands *meet* after a number of generations, the same for all: they exchange members and figures in
-one message. Between meetings groups do not wait for one another.
+Islands *meet* after a number of generations, the same for all: their figures go to all ranks, their
+emigrants to the neighbours alone. Between meetings groups do not wait for one another.
 """
 
 import math
@@ -17,15 +17,29 @@ from typing import Any
 
 import numpy as np
 
-from paropt_hpc.comm import Communicator
+from paropt_hpc.comm import Communicator, neighbor_exchange_bytes
 from paropt_hpc.errors import ConfigError, StoppedError, on_every_rank
 from paropt_hpc.kernels.rng import philox
-from paropt_hpc.metaheuristics.algorithm import Algorithm
-from paropt_hpc.metaheuristics.asynchronous import MigrationLog, Wanderers
+from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows
+from paropt_hpc.metaheuristics.asynchronous import MigrationLog, Wanderers, shared
 from paropt_hpc.metaheuristics.evaluation import Objective, Status, Tally, as_objective
 from paropt_hpc.metaheuristics.evaluators import Evaluator, RowSplit
-from paropt_hpc.metaheuristics.island import Budget, Island, Report, packed, unpacked
-from paropt_hpc.metaheuristics.migration import Migrants, Migration, admit, emigrants
+from paropt_hpc.metaheuristics.island import (
+    Budget,
+    Island,
+    Report,
+    packed_reports,
+    unpacked_reports,
+)
+from paropt_hpc.metaheuristics.migration import (
+    Emigration,
+    Migration,
+    admit,
+    between_groups,
+    emigrants,
+    packed_emigrants,
+    unpacked_emigrants,
+)
 from paropt_hpc.metaheuristics.progress import Clock, Moment, Outcome
 from paropt_hpc.runs import Checkpoint, Checkpoints, StopRequest
 
@@ -77,11 +91,17 @@ class Search:
         self.groups = min(comm.size, len(listed))
         group = comm.rank * self.groups // comm.size
         self.group = comm if self.groups == 1 else comm.split(group)
+        homes = [i * self.groups // len(listed) for i in range(len(listed))]
         self._islands = [
             Island(i, algorithm, None, Tally(max_failures))
             for i, algorithm in enumerate(listed)
-            if i * self.groups // len(listed) == group
+            if homes[i] == group
         ]
+        self._routes = self._roots = None  # of emigrants: between which groups, by which ranks
+        if self.topology is not None and self.groups > 1:
+            self._routes = between_groups(self.topology, homes)
+            alone = self.groups == comm.size
+            self._roots = comm if alone else comm.split(int(self.group.rank > 0))
         self.evaluator = evaluator(self.group, as_objective(objective))
         if self.evaluator.comm.size != self.group.size:
             raise on_every_rank(
@@ -139,7 +159,7 @@ class Search:
                 reason = self._reason(reports, budget)
                 stopped = any(report.stopped for report in reports)
                 if not stopped and not reason:
-                    self._migrate(until, reports)
+                    self._migrate(until)
                     self._met = until
                 moment = self._moment(reports)
                 self._note(until, moment, force=stopped or bool(reason))
@@ -192,10 +212,9 @@ class Search:
         parts = self.comm, self.group, owners, self.migration, self.topology, replay
         wanderers = Wanderers(*parts)
         clock = Clock(budget.seconds, observer if self.comm.rank == 0 else None)
-        nobody = Migrants.none(self.algorithms[0].space.dimension)
 
         def reports() -> list[Report]:
-            return [island.report(budget, nobody) for island in self._islands]
+            return [island.report(budget) for island in self._islands]
 
         with StopRequest() as request:
             try:
@@ -223,8 +242,9 @@ class Search:
         """Give the groups' communicators back; collective."""
         if hasattr(self.evaluator, "free"):
             self.evaluator.free()
-        if self.group is not self.comm:
-            self.group.free()
+        for part in (self._roots, self.group):
+            if part is not None and part is not self.comm:
+                part.free()
 
     def _share_out(self, budget: Budget) -> None:
         k, total = len(self.algorithms), budget.evaluations
@@ -254,37 +274,46 @@ class Search:
     def _gathered(self, reports: list[Report]) -> list[Report]:
         """Return the reports of all islands."""
         own = reports if self.group.rank == 0 else []
-        dimension = self.algorithms[0].space.dimension
-        payload = np.concatenate([packed(report) for report in own] or [np.empty(0)])
-        letters = self.comm.allgather_bytes(payload.view(np.uint8))
-        gathered = [r for letter in letters for r in unpacked(letter.view(np.float64), dimension)]
+        letters = self.comm.allgather_bytes(packed_reports(own).view(np.uint8))
+        gathered = [
+            report for letter in letters for report in unpacked_reports(letter.view(np.float64))
+        ]
         return sorted(gathered, key=lambda report: report.island)
 
     def _advance_own(self, until: int, budget: Budget, wish: Callable[[], bool]) -> list[Report]:
-        reports = []
         for island in self._islands:
             island.advance(self.evaluator, until, budget, wish)
-            migrants = Migrants.none(island.algorithm.space.dimension)
-            if self._migrates(until) and not island.stopped:
-                rng = philox(island.algorithm.seed, "emigrants", island.number, until)
-                assert self.migration is not None
-                migrants = emigrants(island.algorithm, self.migration, rng)
-            reports.append(island.report(budget, migrants))
-        return reports
+        return [island.report(budget) for island in self._islands]
 
-    def _migrates(self, generation: int) -> bool:
-        return self.migration is not None and generation % self.migration.interval == 0
-
-    def _migrate(self, generation: int, reports: list[Report]) -> None:
-        if not self._migrates(generation):
+    def _migrate(self, generation: int) -> None:
+        """Exchange members, if it is time to; collective."""
+        if self.migration is None or generation % self.migration.interval:
             return
-        assert self.migration is not None
         assert self.topology is not None
         step = generation // self.migration.interval - 1
+        leaving = []
+        for island in self._islands:
+            rng = philox(island.algorithm.seed, "emigrants", island.number, generation)
+            guests = emigrants(island.algorithm, self.migration, rng)
+            leaving.append(Emigration(-1, island.number, step, guests))
+        here = {one.source: one.guests for one in leaving + self._arriving(leaving, step)}
         for island in self._islands:
             rng = philox(island.algorithm.seed, "immigrants", island.number, generation)
             for source in self.topology.neighbors(island.number, step).sources:
-                admit(island.algorithm, reports[source].migrants, self.migration, rng)
+                admit(island.algorithm, here[source], self.migration, rng)
+
+    def _arriving(self, leaving: list[Emigration], step: int) -> list[Emigration]:
+        """Return the emigrants of this group's neighbours; collective."""
+        if self._routes is None or self._roots is None:
+            return []
+        arriving = []
+        if self.group.rank == 0:
+            numbers = np.concatenate([packed_emigrants(emigration) for emigration in leaving])
+            payload = numbers.view(np.uint8)
+            messages = neighbor_exchange_bytes(self._roots, payload, self._routes, step)
+            for message in messages:
+                arriving += unpacked_emigrants(message.payload.copy().view(np.float64))
+        return shared(self.group, arriving)
 
     def _reason(self, reports: list[Report], budget: Budget) -> str:
         """Return why the search is over, or nothing."""
@@ -372,11 +401,21 @@ class Search:
                     f"made and is {mine.get(key)!r} now; restore it, or start anew"
                 )
 
+    def _row_of(self, island: int) -> Rows | None:
+        """Return the best row of an island on all ranks; collective."""
+        best_x = self.algorithms[island].best_x
+        if self.groups == 1:
+            return None if best_x is None else best_x.copy()
+        tells = self.group.rank == 0 and any(own.number == island for own in self._islands)
+        row = best_x if tells and best_x is not None else np.empty(0)
+        told = np.concatenate(self.comm.allgather_bytes(row.view(np.uint8)))
+        return told.view(np.float64) if told.size else None
+
     def _outcome(self, reports: list[Report], reason: str, seconds: float) -> Outcome:
         best = min(reports, key=lambda r: (r.best_violation, r.best_f))
         counts = np.sum([report.counts for report in reports], axis=0)
         return Outcome(
-            best_x=None if np.isnan(best.best_x).any() else best.best_x.copy(),
+            best_x=self._row_of(best.island),
             best_f=best.best_f,
             best_violation=best.best_violation,
             evaluations=sum(report.evaluations for report in reports),

@@ -28,6 +28,7 @@ from paropt_hpc.metaheuristics import (
     Serial,
     Space,
     Vectorised,
+    function,
     make,
     make_islands,
 )
@@ -86,6 +87,19 @@ def test_the_ranks_do_not_change_the_result(comm, world, everywhere, migration):
     everywhere([] if ours == expected else [f"{ours} is not {expected}"])
 
 
+@pytest.mark.mpi(min_size=3)
+def test_emigrants_go_to_neighbours_only(comm, everywhere):
+    """In a directed ring each rank sends its emigrants to one other, however many there are."""
+    n = comm.size
+    around = from_edges(n, [(i, (i + 1) % n) for i in range(n)], directed=True)
+    run(comm, archipelago(n), migration=Migration(around, interval=4, size=2),
+        budget=Budget(generations=10))  # fmt: skip
+    told = comm.traffic.operations["neighbor_exchange_bytes"]
+    two = 2 * 8 * (6 + 2 * (4 + 1))  # migrations of two members of four columns and a value
+    good = (told.bytes_sent, told.bytes_received) == (two, two)
+    everywhere([] if good else [f"{told}"])
+
+
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("evaluator", [None, ManagerWorker])
 def test_islands_of_several_ranks(comm, world, everywhere, count, evaluator):
@@ -109,6 +123,32 @@ def test_one_island_is_the_algorithm_alone(comm, everywhere):
     outcome = search.run(Budget(generations=23))
     same = np.array_equal(outcome.best_x, algorithm.best_x) and len(outcome.history) == 23
     everywhere([] if same else [f"{outcome} is not {algorithm.best_f}"])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "budget",
+    [Budget(generations=700), Budget(evaluations=9_000), Budget(target=5.0, generations=700)],
+)
+def test_native_generations_do_not_change_the_result(comm, everywhere, count, budget):
+    rastrigin = function("rastrigin")
+    told = []
+    for objective in (rastrigin, lambda x: rastrigin(x)):
+        islands = archipelago(count, ("de", "ga", "pso"))
+        migration = Migration(interval=30)
+        told.append(run(comm, islands, objective=Vectorised(objective), budget=budget,
+                        migration=migration))  # fmt: skip
+    everywhere([] if told[0] == told[1] else [f"{told[0]} is not {told[1]}"])
+
+
+def test_the_history_stays_short_in_a_long_run(comm, everywhere):
+    sphere = function("sphere")
+    search = Search(comm, make("de", SPACE, population=8), Vectorised(sphere))
+    history = search.run(Budget(generations=20_000)).history
+    search.free()
+    generations = [moment.generation for moment in history]
+    good = 200 < len(history) <= 512 and generations[-1] == 20_000
+    everywhere([] if good and generations == sorted(generations) else [f"{generations}"])
 
 
 @pytest.fixture
