@@ -99,7 +99,11 @@ class Letterbox:
     def _next(self) -> Letter | None:
         if self._own:
             return self._own.pop(0)
-        source = self._mailbox.sender(self._tag) if self._mailbox is not None else None
-        if source is None or self._mailbox is None:
+        if self._mailbox is None:
+            return None
+        source = self._mailbox.sender(self._tag)
+        if source is None:  # the first look may only have fetched what the second one finds
+            source = self._mailbox.sender(self._tag)
+        if source is None:
             return None
         return Letter(source, self._mailbox.receive_bytes(source, self._tag).copy())

@@ -2,7 +2,7 @@
 
 Each worker has a few chunks ahead of it, so that it does not wait for the manager, which evaluates
 too. A chunk has as many rows as take about the time in which a message's own cost is small, judged
-by the times measured so far; near the end of a population chunks get smaller, so that all ranks
+by the times measured so far, but no more than half of what is left for each rank, so that all ranks
 end together. A population that costs next to nothing is not handed out at all, but split.
 """
 
@@ -33,6 +33,7 @@ _TEXTS = 8  # causes that travel with a chunk
 _FADE = 0.7  # weight of the past in the mean time of an evaluation
 _CHEAP = 1e-3  # seconds of a population below which its rows are split instead
 _MOST = 1 << 12  # rows of a chunk
+_Queued = dict[int, list[int]]  # rows of the chunks that each worker has, in their order
 _POLL = 1e-3  # seconds of own work after which the manager looks for messages
 
 
@@ -73,7 +74,7 @@ class ManagerWorker:
         objective: Any,
         *,
         chunk_seconds: float = 2e-3,
-        ahead: int = 2,
+        ahead: int = 3,
         dedicated: bool = False,
     ) -> None:
         if ahead < 1 or not chunk_seconds > 0:
@@ -159,12 +160,13 @@ class ManagerWorker:
         self._letters.flush()
 
     def _manage(self, feed: "_Feed") -> Iterator[Finished]:
-        queued = {worker: 0 for worker in range(1, self.comm.size)}
+        queued: _Queued = {worker: [] for worker in range(1, self.comm.size)}
         pending: dict[int, Rows] = {}
         try:
             while True:
                 self._fill(feed, queued, pending)
-                own = feed.take(self._size(feed, _POLL)) if self._works else None
+                share = (feed.left + sum(map(len, pending.values()))) / self.comm.size
+                own = feed.take(self._size(share, _POLL)) if self._works else None
                 if own is not None:
                     yield self._evaluated(*own)
                 elif feed.ended and not pending:
@@ -182,28 +184,31 @@ class ManagerWorker:
         """Seconds of one evaluation; 0 before the first one."""
         return self._spent / self._done if self._done else 0.0
 
-    def _fill(self, feed: "_Feed", queued: dict[int, int], pending: dict[int, Rows]) -> None:
+    def _fill(self, feed: "_Feed", queued: _Queued, pending: dict[int, Rows]) -> None:
         """Give every worker what it lacks, those with the least first."""
+        out = sum(map(len, pending.values()))
         for level in range(self._ahead):
-            for worker, count in queued.items():
-                if count > level:
+            for worker, chunks in queued.items():
+                # What there is to do, in equal parts, less what it has already.
+                share = (feed.left + out) / self.comm.size - sum(chunks)
+                if len(chunks) > level or (chunks and share < 1):
                     continue
-                task = feed.take(self._size(feed, self._chunk_seconds))
+                task = feed.take(self._size(share, self._chunk_seconds))
                 if task is None:
                     return
                 first, rows = task
                 pending[first] = rows
-                queued[worker] += 1
+                chunks.append(len(rows))
+                out += len(rows)
                 message = _packed(first, len(rows), rows.shape[1], 0.0, rows)
                 self._letters.post(worker, message)
-                self.most_pending = max(self.most_pending, sum(map(len, pending.values())))
+                self.most_pending = max(self.most_pending, out)
 
-    def _size(self, feed: "_Feed", seconds: float) -> int:
-        """Return how many rows to hand out at once."""
+    def _size(self, share: float, seconds: float) -> int:
+        """Return how many rows to hand out at once to one whose share this is."""
         if self._mean == 0.0:
             return 1
-        fair = feed.left / (2 * self.comm.size)
-        return int(max(1, min(seconds / self._mean, fair, _MOST)))
+        return max(1, round(min(seconds / self._mean, share / 2, _MOST)))
 
     def _evaluated(self, first: int, rows: Rows) -> Finished:
         results = self.objective(rows)
@@ -211,7 +216,7 @@ class ManagerWorker:
         return Finished(first, rows, results)
 
     def _collected(
-        self, queued: dict[int, int], pending: dict[int, Rows], wait: bool
+        self, queued: _Queued, pending: dict[int, Rows], wait: bool
     ) -> Iterator[Finished]:
         """Yield all answers that have come; wait for the first one if asked to."""
         letter = self._letters.wait("an evaluation") if wait else self._letters.take()
@@ -219,16 +224,14 @@ class ManagerWorker:
             yield self._answered(letter, queued, pending)
             letter = self._letters.take()
 
-    def _collect(self, queued: dict[int, int], pending: dict[int, Rows]) -> Finished:
+    def _collect(self, queued: _Queued, pending: dict[int, Rows]) -> Finished:
         letter = self._letters.wait("an evaluation")
         return self._answered(letter, queued, pending)
 
-    def _answered(
-        self, letter: Letter, queued: dict[int, int], pending: dict[int, Rows]
-    ) -> Finished:
+    def _answered(self, letter: Letter, queued: _Queued, pending: dict[int, Rows]) -> Finished:
         first, m, stop, seconds, values, texts = _unpacked(letter.payload)
         rows = pending.pop(first)
-        queued[letter.source] -= 1
+        queued[letter.source].pop(0)
         self._stop = self._stop or bool(stop)
         columns = values[m:].reshape(m, self._width)
         results = from_columns(columns, values[:m].astype(np.uint8), texts, seconds, self.objective)
