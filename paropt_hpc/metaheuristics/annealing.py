@@ -109,7 +109,7 @@ class _Chains(PopulationAlgorithm):
         """Return the temperature at which so large a share of the rises is accepted.
 
         D. S. Johnson et al., "Optimization by simulated annealing: an experimental evaluation",
-        Operations Research 37, 1989, section 3: from the mean rise of moves that were tried.
+        Operations Research 37, 1989: from the mean rise of moves that were tried.
         """
         rises = rise[np.isfinite(rise) & (rise > 0) & (rise < 1e290)]
         if not rises.size:
@@ -128,9 +128,9 @@ class SimulatedAnnealing(_Chains):
         See `PopulationAlgorithm`; any number of chains.
     cooling : str
         ``geometric``; ``lundy-mees`` (M. Lundy and A. Mees, "Convergence of an annealing
-        algorithm", Mathematical Programming 34, 1986, equation 5), which stays longer at low
+        algorithm", Mathematical Programming 34, 1986), which stays longer at low
         temperatures; or ``adaptive`` (M. D. Huang, F. Romeo and A. Sangiovanni-Vincentelli, ICCAD
-        1986, equation 8), slower where the values of the chains differ less than the temperature.
+        1986), slower where the values of the chains differ less than the temperature.
     steps : int
         Generations until the end temperature; later ones stay there.
     start_temperature : float, optional
@@ -190,7 +190,7 @@ def exchange(f: Rows, temperature: Rows, odd: bool, rng: np.random.Generator) ->
     """Decide which replicas exchange their points.
 
     C. J. Geyer 1991; K. Hukushima and K. Nemoto, "Exchange Monte Carlo method", Journal of the
-    Physical Society of Japan 65, 1996, equation 5. A pure function of all values, so that it has
+    Physical Society of Japan 65, 1996. A pure function of all values, so that it has
     the same result wherever the replicas live.
 
     Parameters

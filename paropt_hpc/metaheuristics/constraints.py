@@ -42,8 +42,8 @@ class FeasibilityRules:
     """Feasible before infeasible, then by value, infeasible ones by violation.
 
     K. Deb, "An efficient constraint handling method for genetic algorithms", Computer Methods in
-    Applied Mechanics and Engineering 186, 2000, equation 4. There the worst feasible value is added
-    to the violation. Here keys of infeasible points lie above 1e300 in the order of the violation,
+    Applied Mechanics and Engineering 186, 2000. There the worst feasible value is added to the
+    violation. Here keys of infeasible points lie above 1e300 in the order of the violation,
     so that keys of different generations can be compared.
     """
 

@@ -31,8 +31,7 @@ class LSHADE(PopulationAlgorithm):
     population : int, optional
         Members at the start, at least 4; by default 18 for each column.
     budget : int, optional
-        Evaluations after which only 4 members are left, equation 14; by default none are lost,
-        which is SHADE.
+        Evaluations after which only 4 members are left; by default none are lost, which is SHADE.
     greediness : float
         p: the share of best members that trials move to.
     archive : float
@@ -82,7 +81,7 @@ class LSHADE(PopulationAlgorithm):
             super()._check_state(name, value)
 
     def _parameters(self) -> tuple[Rows, Rows]:
-        """Return F and CR of the trials, drawn around remembered ones: equations 1 and 2."""
+        """Return F and CR of the trials, drawn around remembered ones."""
         rng = self._rng("parameters")
         slot = rng.integers(_MEMORY, size=self._size)
         rate = np.clip(self._rates[slot] + 0.1 * rng.standard_normal(self._size), 0, 1)
@@ -128,7 +127,7 @@ class LSHADE(PopulationAlgorithm):
         self._shrink(self.evaluations + len(x))
 
     def _learn(self, better: Array, gain: Rows) -> None:
-        """Remember the means of the F and CR that succeeded: equations 7 to 9."""
+        """Remember the means of the F and CR that succeeded."""
         weight, rate = self._parameters()
         share = gain[better] / gain[better].max()
         share = share / share.sum()
@@ -149,7 +148,7 @@ class LSHADE(PopulationAlgorithm):
             self._archive = self._archive[kept]
 
     def _shrink(self, evaluations: int) -> None:
-        """Drop the worst members as the budget is used up: equation 14."""
+        """Drop the worst members as the budget is used up."""
         if self._budget is None:
             return
         used = min(1.0, evaluations / self._budget)
