@@ -129,8 +129,8 @@ class Grid(Sampler):
 class Bayesian(Sampler):
     """Optuna's samplers, which model what has been told.
 
-    Running trials are known to the model, which takes them for bad ones, so that those suggested
-    at the same time differ.
+    Running trials are known to the model, so that those suggested at the same time differ: the
+    estimators take them for bad ones, the process for places that are about to be known.
 
     Parameters
     ----------

@@ -17,6 +17,7 @@ from paropt_hpc.tuning import (
     make_sampler,
 )
 
+TORCH = importlib.util.find_spec("torch") is not None
 SPACE = Space(
     {
         "rate": Real(1e-4, 1, log=True),
@@ -72,20 +73,27 @@ def test_halton_points_are_spread_more_evenly_than_random_ones():
     assert emptiest(Random(space, 0)) == 0
 
 
-def test_tpe_learns_and_knows_what_is_running():
-    """It comes nearer than random trials, and does not suggest one point twice at once."""
+METHODS = [
+    "tpe",
+    pytest.param("gp", marks=pytest.mark.skipif(not TORCH, reason="torch is not installed")),
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_models_learn_and_know_what_is_running(method):
+    """They come nearer than random trials, and do not suggest one point twice at once."""
     space = Space({"x": Real(-10, 10), "y": Real(-10, 10)})
 
     def best(sampler):
         values = []
-        for number in range(60):
+        for number in range({"tpe": 60, "gp": 12}[method]):
             params = sampler.suggest(number).params
             values.append((params["x"] - 3) ** 2 + (params["y"] + 1) ** 2)
             sampler.tell(complete(number, params, values[-1]))
         return min(values)
 
-    assert best(Bayesian(space, 0)) < best(Random(space, 0))
-    sampler = Bayesian(space, 0, startup=2)
+    assert best(Bayesian(space, 0, method, startup=6)) < best(Random(space, 0))
+    sampler = Bayesian(space, 0, method, startup=2)
     for number in range(10):
         sampler.tell(complete(number, {"x": number / 2, "y": 0.0}, abs(number - 5)))
     at_once = [sampler.suggest(number).params["x"] for number in range(10, 18)]
@@ -94,7 +102,7 @@ def test_tpe_learns_and_knows_what_is_running():
     sampler.tell(complete(11, {}, math.inf))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
+@pytest.mark.skipif(TORCH, reason="torch is installed")
 def test_the_gaussian_process_says_what_it_needs():
     with pytest.raises(ConfigError, match="needs torch"):
         make_sampler("gp", SPACE)
