@@ -126,12 +126,17 @@ convergence: build  ## train with every strategy on the data in DATA, write docs
 SEARCH_PEERS := numpy scipy pygmo pyswarms pymoo cma coco-experiment
 SEARCH       := $(VENV)/search/bin/python
 bench-search: export PYTHONPATH = $(CURDIR)/benchmarks
+# TSPLIB=FOLDER: a folder of .tsp files.
 bench-search: build $(VENV)/.search-peers  ## metaheuristics beside their peers: speed, quality, BBOB
 	@$(BIN)/python benchmarks/bench_metaheuristics.py --peers $(SEARCH) --repeats 3 \
 	  --json benchmarks/results/metaheuristics.json
 	@$(BIN)/python benchmarks/bench_metaheuristics.py --peers $(SEARCH) --quality 15 \
 	  --json benchmarks/results/metaheuristics_quality.json
 	@$(BIN)/python benchmarks/bench_bbob.py --peers $(SEARCH) --json benchmarks/results/bbob.json
+	@$(BIN)/python benchmarks/bench_search_memory.py --json benchmarks/results/search_memory.json
+	@[ -z "$(TSPLIB)" ] || $(MPIEXEC) -n 2 $(BIN)/python -m mpi4py benchmarks/bench_tsplib.py \
+	  --data $(TSPLIB) --json benchmarks/results/tsplib.json
+	@$(BIN)/python benchmarks/report.py
 
 $(VENV)/.search-peers: $(VENV)/.created
 	@$(PYTHON) -m venv $(VENV)/search

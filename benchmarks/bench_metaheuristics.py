@@ -70,9 +70,10 @@ def timed(name: str, options: dict[str, object], on: str, kind: str) -> Callable
     return run
 
 
-def speed(bench: harness.Bench, worker: Worker, functions: list[str]) -> None:
-    """Time every family on the functions."""
-    for family, (kind, mine, peers) in FAMILIES.items():
+def speed(bench: harness.Bench, worker: Worker, families: list[str], functions: list[str]) -> None:
+    """Time families on functions."""
+    for family in families:
+        kind, mine, peers = FAMILIES[family]
         for on in functions:
             ours = {label: timed(*candidate, on, kind) for label, candidate in mine.items()}
             calls = {
@@ -81,7 +82,20 @@ def speed(bench: harness.Bench, worker: Worker, functions: list[str]) -> None:
                 if f"{peer} {on}" in worker.offers
             }
             moved = SIZE * GENERATIONS * D * 8
-            bench.case(f"{family}, {on}", ours, calls, moved=moved)
+            rows = bench.case(f"{family}, {on}", ours, calls, moved=moved)
+            compare_all(bench, f"{family}, {on}", rows)
+
+
+def compare_all(bench: harness.Bench, case: str, rows: dict[str, harness.Row]) -> None:
+    """Add the ratios to the peers that are not the best one, too."""
+    told = {ratio["best_peer"] for ratio in bench.ratios if ratio["case"] == case}
+    (mine,) = (row for row in rows.values() if not row.peer)
+    for peer in rows.values():
+        if peer.peer and peer.candidate not in told:
+            ratio = peer.median_s / mine.median_s
+            bench.ratios.append({"case": case, "ours": mine.candidate,
+                                 "best_peer": peer.candidate, "ratio": ratio})  # fmt: skip
+            print(f"  {mine.candidate}: {ratio:.2f} x {peer.candidate}")
 
 
 def quality(seeds: int, on: str) -> dict[str, float]:
@@ -124,6 +138,7 @@ def main() -> None:
     parser = harness.arguments(__doc__.splitlines()[0])
     parser.add_argument("--peers", required=True, help="interpreter of the environment with peers")
     parser.add_argument("--quality", type=int, metavar="SEEDS", help="compare best values")
+    parser.add_argument("--families", nargs="+", choices=[*FAMILIES], default=[*FAMILIES])
     parser.add_argument("--functions", nargs="+", choices=[*BATCH], default=[*BATCH])
     options = parser.parse_args()
     if options.quality:
@@ -132,7 +147,7 @@ def main() -> None:
     bench = harness.Bench("metaheuristics", repeats=options.repeats)
     script = Path(__file__).with_name("search_worker.py")
     worker = Worker(script, python=options.peers, environment={"OMP_NUM_THREADS": "1"})
-    speed(bench, worker, options.functions)
+    speed(bench, worker, options.families, options.functions)
     worker.close()
     bench.finish(options)
 

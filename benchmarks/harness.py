@@ -194,11 +194,16 @@ class Bench:
         """Write the JSON file that ``--json`` names."""
         if self.quiet or arguments.json is None:
             return
+        kept: dict[str, list[dict[str, object]]] = {"rows": [], "ratios": []}
+        if arguments.add and arguments.json.exists():
+            kept = json.loads(arguments.json.read_text(encoding="utf-8"))
+        new = {row.case for row in self.rows} | {ratio["case"] for ratio in self.ratios}
+        rows = [asdict(row) for row in self.rows]
         result = {
             "subject": self.subject,
             "machine": machine(),
-            "rows": [asdict(row) for row in self.rows],
-            "ratios": self.ratios,
+            "rows": [*(row for row in kept["rows"] if row["case"] not in new), *rows],
+            "ratios": [*(r for r in kept["ratios"] if r["case"] not in new), *self.ratios],
             **self.extra,
         }
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
@@ -206,9 +211,10 @@ class Bench:
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser that all benchmarks share: ``--json FILE`` and ``--repeats N``."""
+    """Return the parser that all benchmarks share: ``--json FILE``, ``--add``, ``--repeats N``."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, help="write rows and ratios to this file")
+    parser.add_argument("--add", action="store_true", help="keep its cases that are not measured")
     parser.add_argument("--repeats", type=int, default=21, help="timed calls per candidate")
     return parser
 

@@ -140,8 +140,50 @@ def bbob_section(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def tsplib_section(result: dict[str, Any]) -> str:
+    """Return the tours that were found, beside the optima."""
+    lines = [
+        "## metaheuristics: TSPLIB",
+        "",
+        f"The best tours of `mmas` on {result['ranks']} ranks, an island each; a run ends at the "
+        "optimum, or when its time is up.",
+        "",
+        "| instance | optimum | seeds at the optimum | worst seed | excess | longest run | limit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, runs in result["runs"].items():
+        optimum, lengths = runs["optimum"], runs["lengths"]
+        worst = max(lengths)
+        lines.append(
+            f"| {name} | {optimum} | {lengths.count(optimum)} of {len(lengths)} | {worst:.0f} "
+            f"| {worst / optimum - 1:.2%} | {max(runs['seconds']):.1f} s | {runs['limit']:.0f} s |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def memory_section(result: dict[str, Any]) -> str:
+    """Return how often populations are in memory."""
+    lines = [
+        "## metaheuristics: memory",
+        "",
+        f"Peak resident memory of a search with {result['members']:,} members in "
+        f"{result['columns']} columns, checkpoints and migration included, as a multiple of the "
+        f"population; {result['allowed']:g} are allowed.",
+        "",
+        "| algorithm | copies |",
+        "|---|---|",
+    ]
+    lines += [f"| {name} | {copies:.2f} |" for name, copies in result["copies"].items()]
+    return "\n".join(lines) + "\n"
+
+
 # Results that are not times.
-OTHERS = {"metaheuristics_quality": quality_section, "bbob": bbob_section}
+OTHERS = {
+    "metaheuristics_quality": quality_section,
+    "bbob": bbob_section,
+    "tsplib": tsplib_section,
+    "search_memory": memory_section,
+}
 
 
 def main() -> None:
