@@ -64,6 +64,12 @@ class Report(NamedTuple):
     counts: Rows
 
 
+def _median(values: Rows) -> float:
+    """Return what `numpy.median` does, which takes ten times as long for a few values."""
+    middle = [(len(values) - 1) // 2, len(values) // 2]
+    return float(np.partition(values, middle)[middle].mean())
+
+
 _FIGURES = len(Report._fields) - 1 + len(Status)
 
 
@@ -162,9 +168,10 @@ class Island:
     def _look(self, x: Rows, f: Rows) -> None:
         """Take the figures of a generation."""
         good = f[np.isfinite(f)] if f.ndim == 1 else f[np.isfinite(f).all(axis=1), 0]
-        self.median_f = float(np.median(good)) if good.size else np.nan
-        step = max(1, len(x) // _SAMPLE)
-        self.diversity = float((x[::step].std(axis=0) / self._uniform).mean()) if len(x) else 0.0
+        self.median_f = _median(good) if good.size else np.nan
+        some = x[:: max(1, len(x) // _SAMPLE)]
+        deviation = np.sqrt(((some - some.mean(axis=0)) ** 2).mean(axis=0)) if len(x) else 0.0
+        self.diversity = float((deviation / self._uniform).mean())
 
     def _give_up(self, comm: Communicator) -> None:
         told = comm.gather_texts(next(iter(self.tally.examples.values()), ""))

@@ -45,7 +45,7 @@ from paropt_hpc.runs import Checkpoint, Checkpoints, StopRequest
 
 __all__ = ["Budget", "Moment", "Outcome", "Search"]
 
-_HISTORY = 512  # moments that are kept; when there are more, every other one goes
+_HISTORY = 256  # moments that are kept; when there are more, every other one goes
 _MEETING = 10  # generations between the meetings of islands that do not migrate
 
 

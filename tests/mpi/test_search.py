@@ -147,7 +147,7 @@ def test_the_history_stays_short_in_a_long_run(comm, everywhere):
     history = search.run(Budget(generations=20_000)).history
     search.free()
     generations = [moment.generation for moment in history]
-    good = 200 < len(history) <= 512 and generations[-1] == 20_000
+    good = 100 < len(history) <= 256 and generations[-1] == 20_000
     everywhere([] if good and generations == sorted(generations) else [f"{generations}"])
 
 
