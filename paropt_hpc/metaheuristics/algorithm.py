@@ -138,8 +138,9 @@ class Algorithm(ABC):
             Stop when a feasible point has this value or a smaller one.
         """
         last = self.generation + generations
+        native = self.is_native(objective)
         while self.generation < last and not self._is_over(evaluations, target):
-            if self.generation > 0 and self.is_native(objective):
+            if native and self.generation > 0:
                 count = last - self.generation
                 if evaluations is not None:
                     left = evaluations - self.evaluations
@@ -254,15 +255,16 @@ class Algorithm(ABC):
         """Keep the best point ever told: feasible before infeasible, then by value."""
         if f.ndim != 1 or f.size == 0:
             return
-        violated = np.zeros(len(f)) if violation is None else violation
-        fine = np.isfinite(f)
-        if not fine.any():
-            return
-        at = int(np.lexsort((f, violated, ~fine))[0]) if violation is not None else int(f.argmin())
-        if (violated[at], f[at]) < (self.best_violation, self.best_f):
+        if violation is None:
+            at = int(f.argmin())
+            violated = 0.0
+        else:
+            at = int(np.lexsort((f, violation, ~np.isfinite(f)))[0])
+            violated = float(violation[at])
+        value = float(f[at])
+        if value < math.inf and (violated, value) < (self.best_violation, self.best_f):
             self.best_x = x[at].copy()
-            self.best_f = float(f[at])
-            self.best_violation = float(violated[at])
+            self.best_f, self.best_violation = value, violated
 
     def _key(self, purpose: str = "") -> int:
         """Return the key of the native random streams for a purpose, of all generations."""
