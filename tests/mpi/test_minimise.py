@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from paropt_hpc.comm import Communicator
 from paropt_hpc.experiments.tune_training import load_tuning, tune_training
 from paropt_hpc.metaheuristics.config import load_search
 from paropt_hpc.metaheuristics.minimise import minimise
@@ -35,25 +34,17 @@ def compiled(row):
 
 
 @pytest.fixture
-def comm(world):
-    with Communicator(world) as comm:
-        yield comm
-
-
-@pytest.fixture
-def folder(comm, tmp_path, monkeypatch):
-    """One folder for all ranks, in which they work."""
-    shared = Path(comm.gather_texts(str(tmp_path))[0])
-    monkeypatch.chdir(shared)
-    monkeypatch.syspath_prepend(str(shared))
+def here(comm, folder, monkeypatch):
+    """The folder of all ranks, in which they work."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
     if comm.rank == 0:
-        (shared / "sphere.toml").write_text(SPHERE)
-        (shared / "mine_of_ranks.py").write_text(MINE)
+        Path("sphere.toml").write_text(SPHERE)
+        Path("mine_of_ranks.py").write_text(MINE)
     comm.barrier()
-    yield shared
+    yield
     sys.modules.pop("mine_of_ranks", None)
     monkeypatch.undo()  # nobody stays in a folder that goes
-    comm.barrier()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +66,7 @@ def folder(comm, tmp_path, monkeypatch):
         ["islands.count=4", "islands.asynchronous=true", "islands.topology=complete"],
     ],
 )
-def test_ways_to_evaluate(comm, folder, everywhere, settings):
+def test_ways_to_evaluate(comm, here, everywhere, settings):
     summary = minimise(load_search(Path("sphere.toml"), ["run.dir=runs/it", *settings]), comm)
     asynchronous = Path("runs/it/migration.jsonl").exists()
     faults = [] if summary["best_f"] < 0.1 else [f"{summary}"]
@@ -85,7 +76,7 @@ def test_ways_to_evaluate(comm, folder, everywhere, settings):
 
 
 @pytest.mark.mpi(min_size=3)
-def test_halving_of_trainings_on_two_ranks_each(comm, folder, everywhere):
+def test_halving_of_trainings_on_two_ranks_each(comm, here, everywhere):
     if comm.rank == 0:
         Path("digits.toml").write_text("[train]\nepochs = 3\nbatch = 64\n[model]\nhidden = [24]\n")
         Path("tune.toml").write_text(
