@@ -121,6 +121,11 @@ def bbob_section(result: dict[str, Any]) -> str:
     """Return the shares of BBOB targets."""
     heads = [(instances, d) for instances, rows in result["shares"].items() for d in rows]
     tables = [result["shares"][instances][d] for instances, d in heads]
+    for d in dict.fromkeys(d for _, d in heads):
+        rows = [rows[d] for rows in result["shares"].values() if d in rows]
+        everywhere = [name for name in rows[0] if all(name in row for row in rows)]
+        heads.append(("all", d))
+        tables.append({name: sum(row[name] for row in rows) / len(rows) for name in everywhere})
     names = dict.fromkeys(name for table in tables for name in table)
     titles = " | ".join(f"{instances}, D = {d}" for instances, d in heads)
     lines = [
