@@ -61,7 +61,9 @@ void* Lane::workspace(std::size_t bytes) {
 
 template <class T>
 std::size_t Lane::run_messages(Algorithm algorithm, MPI_Comm comm, T* data, std::size_t n, Op op) {
-  const std::size_t segment = ring_segment(sizeof(T), options_.segment_bytes, options_.max_count);
+  // Those of 16-bit floats have half the bytes: the workspace holds one in float32 as well.
+  const std::size_t item_bytes = std::max(sizeof(T), sizeof(float));
+  const std::size_t segment = ring_segment(item_bytes, options_.segment_bytes, options_.max_count);
   if (algorithm == Algorithm::ring) {
     void* const scratch = workspace(ring_workspace<T>(comm, n, segment));
     return ring_allreduce(comm, data, n, op, segment, scratch, &own_);

@@ -67,7 +67,8 @@ def ring_allreduce(
     op : {"mean", "sum", "min", "max"}
         A NaN on any rank gives NaN in every one of them.
     segment_bytes : int
-        Size in bytes of one message, two of which are on their way at a time.
+        Size in bytes of one message, two of which are on their way at a time; of 16-bit floats
+        half of it.
     max_count : int
         Upper limit on the elements of one message, at most 2**31 - 1.
     backend : {"auto", "native", "reference"}, optional
@@ -106,7 +107,7 @@ def run_twin(
     """Carry out :func:`ring_allreduce` without the native module, on checked arguments."""
     if comm.Get_size() == 1:
         return 0
-    segment = segment_length(flat.itemsize, segment_bytes, max_count)
+    segment = segment_length(max(4, flat.itemsize), segment_bytes, max_count)
     # A caller may have turned NumPy's warnings into errors: one rank must not stop half way.
     with np.errstate(all="ignore"):
         if flat.itemsize == 2:

@@ -1,5 +1,7 @@
 """Every algorithm, type and size against a result that every rank computes alone."""
 
+import os
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -379,6 +381,25 @@ def test_segments_are_bounded_and_made_once(world, everywhere, algorithm, dtype)
     if not 0 < after_first <= 8 * 1024 * 1024:
         faults.append(f"{after_first} bytes of segments")
     everywhere(faults)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_segments_of_everything_together_are_bounded(world, everywhere):
+    """Every algorithm, of the widest and the 16-bit type, in both the caller's lane and the thread.
+
+    Ranks that share cores have longer slots of shared memory, so that they wait less often.
+    """
+    ways = ("shared", "ring", "recursive_doubling", "hierarchical")
+    own_core = world.size <= len(os.sched_getaffinity(0))
+    limit = (8 if world.allreduce(own_core, MPI.MIN) else 13) * 1024 * 1024
+    with Communicator(world, check=False) as comm:
+        for dtype in (np.float64, np.float16):
+            buffer = np.zeros(6_000_000, dtype)
+            for algorithm in ways:
+                comm.allreduce(buffer, "sum", algorithm)
+                comm.start(buffer, "sum", algorithm).wait()
+        taken = comm.memory_bytes
+    everywhere([] if 0 < taken <= limit else [f"{taken} bytes of segments, limit {limit}"])
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float16)], ids=str)
