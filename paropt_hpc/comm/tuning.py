@@ -1,12 +1,14 @@
 """Which all-reduce is the fastest: a model of the machine, or a table measured on it.
 
 The model, with a latency ``a`` (seconds per message) and a bandwidth ``b`` (bytes per second) of
-the slowest link that an algorithm uses, P ranks on N nodes of up to R ranks, n bytes:
+messages, P ranks on N nodes of up to R ranks, n bytes:
 
 ==================  ============================================================================
-ring                ``2 (P-1) (a + n / (P b))``
-recursive_doubling  ``d (a + n / b)`` with ``d = ceil(log2 P)``, plus ``2 (a + n / b)`` where P is
-                    no power of two; between nodes R ranks share a link: ``n R`` for ``n``
+ring                ``2 (P-1) (a + n / (P b))``: ``a`` is the mean around the ring, which leaves
+                    each node once, ``b`` that of the slowest link on the way
+recursive_doubling  ``d (a + n / b)`` with ``d = floor(log2 P)``, plus ``2 (a + n / b)`` where P
+                    is no power of two. The first ``log2 R`` steps stay inside a node; in those
+                    between nodes its ranks share a link: ``n R`` for ``n``
 shared              ``3 s + 4 n / m``: three waits, and four passes over memory
 hierarchical        shared, and between N leaders the better of ring and recursive doubling
 ==================  ============================================================================
@@ -83,24 +85,36 @@ class CostModel:
 
     def seconds(self, algorithm: str, nbytes: int, shape: Shape) -> float:
         """Predict one all-reduce of `nbytes`; ValueError for an algorithm not modelled."""
-        inside = shape.nodes == 1
-        latency = self.node_latency if inside else self.link_latency
-        # Messages between all ranks also pass inside the nodes that hold several.
-        slowest = math.inf if shape.node_size == 1 else self.node_bandwidth
         if algorithm == "ring":
-            bandwidth = slowest if inside else min(slowest, self.link_bandwidth)
-            return _ring(shape.ranks, latency, bandwidth, nbytes)
+            return self._ring(nbytes, shape)
         if algorithm == "recursive_doubling":
-            link = slowest if inside else self.link_bandwidth / shape.node_size
-            return _doubling(shape.ranks, latency, min(slowest, link), nbytes)
+            return self._doubling(nbytes, shape)
         memory = 3 * self.memory_latency + 4 * nbytes / self.memory_bandwidth
         if algorithm == "shared":
             return memory
         if algorithm == "hierarchical":
-            links = (_ring, _doubling)
-            link = self.link_bandwidth
-            return memory + min(f(shape.nodes, latency, link, nbytes) for f in links)
+            leaders = Shape(shape.nodes, shape.nodes, 1, 1, shares_memory=False)
+            return memory + min(way(nbytes, leaders) for way in (self._ring, self._doubling))
         raise ValueError(f"algorithm must be one of ours, got {algorithm!r}")
+
+    def _ring(self, nbytes: int, shape: Shape) -> float:
+        # The steps of different ranks follow one another without a common pause, so that a chunk
+        # meets every link in turn: their mean latency counts, and the least bandwidth.
+        between = shape.nodes if shape.nodes > 1 else 0
+        inside = shape.ranks - between
+        latency = (between * self.link_latency + inside * self.node_latency) / shape.ranks
+        slowest = self.node_bandwidth if inside else math.inf
+        bandwidth = min(slowest, self.link_bandwidth if between else math.inf)
+        return 2 * (shape.ranks - 1) * (latency + nbytes / (shape.ranks * bandwidth))
+
+    def _doubling(self, nbytes: int, shape: Shape) -> float:
+        steps = shape.ranks.bit_length() - 1
+        if shape.ranks & (shape.ranks - 1):
+            steps += 2  # an odd rank out sends its vector to a neighbour, and gets the result back
+        inside = steps if shape.nodes == 1 else shape.node_size.bit_length() - 1
+        step = self.node_latency + nbytes / self.node_bandwidth
+        across = self.link_latency + nbytes * shape.node_size / self.link_bandwidth
+        return inside * step + (steps - inside) * across
 
     def link(self, shape: Shape) -> Link:
         """Return what every rank has of the network when all send at once."""
@@ -235,17 +249,23 @@ def measure(
     limits.append(rows[-1][0])
     key = _key(comm.shape)
     choices = {key: [(n, row[1]) for n, row in zip(limits, rows, strict=True)]}
-    return Table(choices, {key: _fitted(found, comm.size)})
+    return Table(choices, {key: _fitted(found, comm.shape)})
 
 
-def _fitted(found: dict[int, dict[str, float]], ranks: int) -> Link:
+def _fitted(found: dict[int, dict[str, float]], shape: Shape) -> Link:
     """Solve the model for the link: the shortest vector has the latency, the longest the rest."""
     shortest, longest = min(found), max(found)
-    latency = found[shortest]["recursive_doubling"] / _doubling(ranks, 1, math.inf, 0)
+    # What the model does not explain by the inside of the nodes; it cannot be all of the time.
+    none = CostModel().measured(Link(0.0, math.inf), shape)
+    unit = CostModel().measured(Link(1.0, math.inf), shape)
+    doubling, base = found[shortest]["recursive_doubling"], none._doubling(0, shape)
+    latency = max(doubling - base, doubling / 10) / (unit._doubling(0, shape) - base)
+    late = none.measured(Link(latency, math.inf), shape)
     ring = found[longest]["ring"]
-    # Long messages: what the latencies take of the time cannot be all of it.
-    rest = max(ring - _ring(ranks, latency, math.inf, 0), ring / 10)
-    return Link(latency, _ring(ranks, 0, 1, longest) / rest)
+    rest = max(ring - late._ring(0, shape), ring / 10)
+    bandwidth = 2 * (shape.ranks - 1) * longest / (shape.ranks * rest)
+    sharing = 1 if shape.nodes == 1 else shape.node_size  # the ring leaves a node once
+    return Link(latency, bandwidth / sharing)
 
 
 def _timed(comm: Communicator, nbytes: int, names: Sequence[str], repeats: int) -> dict[str, float]:
@@ -262,17 +282,6 @@ def _timed(comm: Communicator, nbytes: int, names: Sequence[str], repeats: int) 
             seconds[row, turn] = time.perf_counter() - start
     comm.allreduce(seconds, "max", "ring")
     return dict(zip(names, np.median(seconds, axis=1).tolist(), strict=True))
-
-
-def _ring(ranks: int, latency: float, bandwidth: float, nbytes: int) -> float:
-    return 2 * (ranks - 1) * (latency + nbytes / (ranks * bandwidth))
-
-
-def _doubling(ranks: int, latency: float, bandwidth: float, nbytes: int) -> float:
-    steps = math.ceil(math.log2(ranks)) if ranks > 1 else 0
-    extra = 2 if ranks & (ranks - 1) else 0
-    # An odd rank out adds its two messages to the steps of the largest power of two below.
-    return (steps - (1 if extra else 0) + extra) * (latency + nbytes / bandwidth)
 
 
 def _key(shape: Shape) -> str:

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from paropt_hpc.comm import tuning
 from paropt_hpc.comm.tuning import CostModel, Link, Shape, Table, table_path
 from paropt_hpc.errors import ConfigError
 
@@ -30,6 +31,31 @@ MODEL = CostModel(link_latency=1e-5, link_bandwidth=1e9)
 )
 def test_formulas(ranks, algorithm, nbytes, seconds):
     assert MODEL.seconds(algorithm, nbytes, shape(ranks)) == pytest.approx(seconds)
+
+
+def test_between_nodes_of_several_ranks():
+    # Two nodes of four: messages of 1 us and 1e10 bytes/s inside, of 10 us and 1e9 between.
+    model = CostModel(link_latency=1e-5, link_bandwidth=1e9, node_latency=1e-6, node_bandwidth=1e10)
+    here = shape(2, 4)
+    # Two of eight links are between nodes; the ring leaves each node once.
+    assert model.seconds("ring", 0, here) == pytest.approx(14 * 3.25e-6)
+    assert model.seconds("ring", 10**9, here) == pytest.approx(14 * 3.25e-6 + 1.75)
+    # Two steps inside, one between, in which four ranks share the link.
+    assert model.seconds("recursive_doubling", 0, here) == pytest.approx(1.2e-5)
+    assert model.seconds("recursive_doubling", 10**9, here) == pytest.approx(1.2e-5 + 0.2 + 4)
+
+
+@pytest.mark.parametrize("here", [shape(4), shape(1, 4), shape(2, 4), shape(3, 2), shape(1, 3)])
+def test_a_link_is_found_in_the_times_that_it_gives(here):
+    link = Link(3e-5, 2e8)
+    model = CostModel(node_bandwidth=1e10).measured(link, here)
+    found = {
+        n: {name: model.seconds(name, n, here) for name in ("ring", "recursive_doubling")}
+        for n in (4, 4**13)
+    }
+    fitted = tuning._fitted(found, here)
+    assert fitted.latency == pytest.approx(link.latency, rel=0.01)
+    assert fitted.bandwidth == pytest.approx(link.bandwidth, rel=0.01)
 
 
 def test_short_vectors_are_doubled_and_long_ones_go_round():
