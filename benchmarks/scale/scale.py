@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -32,13 +33,15 @@ DENSITY = 0.01
 ENTRY_BYTES = 4 + 8.1 / 8  # a float32 and its index, as the codec takes at this density
 LATENCY = 1e-6  # of one link; four links between hosts under different switches, else two
 OVERHEAD = 0.5e-6  # of a message, on either side
+# Inside a host messages go through its memory.
+HOST_LATENCY, HOST_RATE = 0.2e-6, 1e10
 RATES = {"10 Gbit/s": 1.25e9, "100 Gbit/s": 12.5e9}  # bytes per second
 # 32 leaf switches of 32 hosts, 32 switches above them: no link is shared by design.
 PLATFORM = """<?xml version='1.0'?>
 <!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
 <platform version="4.1">
   <cluster id="tree" prefix="host" suffix="" radical="0-1023" speed="10Gf" bw="{rate}Bps"
-           lat="{latency}s" loopback_bw="10GBps" loopback_lat="0.2us"
+           lat="{latency}s" loopback_bw="{host_rate}Bps" loopback_lat="{host_latency}s"
            topology="FAT_TREE" topo_parameters="2;32,32;1,32;1,1"/>
 </platform>
 """
@@ -63,30 +66,56 @@ SETTINGS = {
 
 
 def main() -> None:
-    """Simulate what the command line asks for; write JSON."""
+    """Simulate what the command line asks for; write JSON, one case after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="put the rows into this file")
+    parser.add_argument("--missing", action="store_true", help="leave out what that file has")
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64, 256, 1024])
+    parser.add_argument("--per-host", type=int, nargs="+", default=PER_HOST)
     parser.add_argument("--n", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
+    parser.add_argument("--links", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--limit", type=float, default=300, help="seconds for one simulation")
     options = parser.parse_args()
     for tool in ("smpicxx", "smpirun"):
         if shutil.which(tool) is None:
             sys.exit(f"{tool} not found: apt-get install libsimgrid-dev")
+    rows = read(options.json)
     with tempfile.TemporaryDirectory() as folder:
-        rows = simulate_all(Cluster(Path(folder)), options)
-    if options.json is not None:
-        if options.json.exists():
-            rows = updated(json.loads(options.json.read_text())["rows"], rows)
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"subject": "scale", "rows": rows}, indent=1) + "\n")
+        cluster = Cluster(Path(folder))
+        cluster.run(RATES["10 Gbit/s"], 16, 1, options.limit, "check")
+        for case in cases(options):
+            if options.missing and rows.get(case, {}).get("seconds"):
+                continue
+            rows[case] = simulate(cluster, case, options.limit)
+            write(options.json, rows)
 
 
-def updated(old: list[dict], new: list[dict]) -> list[dict]:
-    """Return the old rows, each replaced where the same case was simulated anew, and the others."""
-    cases = {tuple(row[key] for key in CASE): row for row in (*old, *new)}
-    return [cases[case] for case in sorted(cases)]
+def read(path: Path | None) -> dict[tuple, dict]:
+    """Return the rows of a file by their case; none where there is no file."""
+    if path is None or not path.exists():
+        return {}
+    rows = json.loads(path.read_text())["rows"]
+    return {tuple(row[key] for key in CASE): row for row in rows}
+
+
+def write(path: Path | None, rows: dict[tuple, dict]) -> None:
+    """Write the rows in the order of their cases."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ordered = [rows[case] for case in sorted(rows)]
+        path.write_text(json.dumps({"subject": "scale", "rows": ordered}, indent=1) + "\n")
+
+
+def cases(options: argparse.Namespace) -> Iterator[tuple]:
+    """List what the options ask for: link, ranks, ranks on a host, length and scheme."""
+    chosen = (options.links, options.ranks, options.per_host, options.n, options.schemes)
+    for case in itertools.product(*chosen):
+        _, _, per_host, _, scheme = case
+        # Between hosts and inside them only the dense ones tell the two apart.
+        there_is = per_host > 1 if scheme == "hierarchical" else per_host == 1 or scheme in DENSE
+        if there_is:
+            yield case
 
 
 class Cluster:
@@ -107,7 +136,8 @@ class Cluster:
         hosts = "".join(f"host{rank // per_host}\n" for rank in range(ranks))
         (self._folder / "hosts").write_text(hosts)
         platform = self._folder / f"{rate:.0f}.xml"
-        platform.write_text(PLATFORM.format(rate=f"{rate:.0f}", latency=LATENCY))
+        host = {"host_rate": f"{HOST_RATE:.0f}", "host_latency": HOST_LATENCY}
+        platform.write_text(PLATFORM.format(rate=f"{rate:.0f}", latency=LATENCY, **host))
         command = ["smpirun", "-np", str(ranks), "-platform", str(platform)]
         command += ["-hostfile", str(self._folder / "hosts")]
         command += [f"--cfg={name}:{value}" for name, value in SETTINGS.items()]
@@ -122,25 +152,16 @@ class Cluster:
         return done.stdout
 
 
-def simulate_all(cluster: Cluster, options: argparse.Namespace) -> list[dict[str, object]]:
-    """Return one row for every link, number of ranks, length and scheme."""
-    cluster.run(RATES["10 Gbit/s"], 16, 1, options.limit, "check")
-    rows = []
-    cases = itertools.product(RATES.items(), options.ranks, options.n, PER_HOST, options.schemes)
-    for (link, rate), ranks, n, per_host, scheme in cases:
-        if (scheme == "hierarchical" and per_host == 1) or (scheme not in DENSE and per_host > 1):
-            continue
-        arguments = (scheme, str(n), str(DENSITY), str(ENTRY_BYTES), str(per_host))
-        printed = cluster.run(rate, ranks, per_host, options.limit, *arguments)
-        row = {"link": link, "ranks": ranks, "per_host": per_host, "n": n, "scheme": scheme}
-        row["seconds"] = None if printed is None else float(printed)
-        row["bound_s"] = lower_bound(scheme, ranks // per_host, 4 * n, rate)
-        rows.append(row)
-        shown = f"{row['seconds'] / row['bound_s']:.2f} x bound" if printed else "not finished"
-        print(
-            f"{link}, {ranks} ranks, {per_host} a host, {n} floats, {scheme}: {shown}", flush=True
-        )
-    return rows
+def simulate(cluster: Cluster, case: tuple, limit: float) -> dict[str, object]:
+    """Return the row of one case; its seconds are None where that takes longer than `limit`."""
+    link, ranks, per_host, n, scheme = case
+    arguments = (scheme, str(n), str(DENSITY), str(ENTRY_BYTES), str(per_host))
+    printed = cluster.run(RATES[link], ranks, per_host, limit, *arguments)
+    seconds = None if printed is None else float(printed)
+    bound = lower_bound(scheme, ranks // per_host, 4 * n, RATES[link])
+    shown = "not finished" if seconds is None else f"{seconds / bound:.2f} x bound"
+    print(f"{link}, {ranks} ranks, {per_host} a host, {n} floats, {scheme}: {shown}", flush=True)
+    return {**dict(zip(CASE, case, strict=True)), "seconds": seconds, "bound_s": bound}
 
 
 def lower_bound(scheme: str, hosts: int, nbytes: int, rate: float) -> float:
