@@ -138,8 +138,8 @@ def our_steps(comm: Any, options: argparse.Namespace, batch: int) -> dict[str, f
         model.seconds = wire.seconds = 0.0
         started = time.perf_counter()
         for shard in itertools.islice(shards, BLOCK):
-            loss, _ = trainer.step(shard, meter.steps, 0)
-            meter.tick(loss)
+            losses, _ = trainer.step(shard, meter.steps, 0)
+            meter.tick(losses)
         taken = time.perf_counter() - started
         if block:
             blocks.append(taken)

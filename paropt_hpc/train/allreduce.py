@@ -154,6 +154,11 @@ class AllReduce(Strategy):
         self._group = 0  # steps in it
         self._samples = 0  # over all ranks in it
 
+    @property
+    def meets(self) -> bool:
+        """Whether the next step completes a group."""
+        return self._group + 1 >= self.accumulate
+
     def start(self, params: Array) -> None:
         """Broadcast the parameters of rank 0 to all ranks, in place; collective."""
         super().start(params)

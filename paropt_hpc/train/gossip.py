@@ -51,6 +51,11 @@ class Mixing(Strategy):
         self.topology = topology
         self._step = 0
 
+    @property
+    def meets(self) -> bool:
+        """No: a rank waits for its neighbours only."""
+        return False
+
     def _adapt(self, params: Array, gradient: Array, samples: tuple[int, int] | None) -> None:
         """Take the optimizer's step; a rank without samples only mixes."""
         if samples is None or samples[0] > 0:

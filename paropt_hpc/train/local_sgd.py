@@ -70,6 +70,11 @@ class LocalSGD(Strategy):
         """Steps in the current round."""
         return int(self.period * self.growth**self._rounds)
 
+    @property
+    def meets(self) -> bool:
+        """Whether the next step ends a round."""
+        return self._steps + 1 == self.round_length
+
     def start(self, params: Array) -> None:
         """Broadcast the parameters of rank 0 to all ranks, in place; collective."""
         super().start(params)

@@ -37,6 +37,9 @@ from paropt_hpc.train.timeline import Timeline
 __all__ = ["Summary", "Trainer", "train"]
 
 ROWS = 256  # that are evaluated at once
+MEET_EVERY = 8
+"""Steps after which ranks tell one another their losses, at the latest: so much later than the
+step they come from may the end of a diverging run be, or the checkpoint that a signal asks for."""
 
 
 class Position(NamedTuple):
@@ -116,6 +119,7 @@ class Trainer:
         self.model.connect(lambda sums: comm.allreduce(sums, "sum"))
         self.params = self.model.init(config.run.seed, config.model.dtype)
         self.gradient = np.empty(0)  # until `run`
+        self._untold: list[float] = []  # this rank's shares of the losses since ranks last met
         self.strategy = build_strategy(
             config, comm, self.model.layers, self.sampler.steps_per_epoch
         )
@@ -181,10 +185,13 @@ class Trainer:
         meter.start()
         with self._fetched(self.sampler.epoch(epoch, first)) as shards:
             for number, (shard, batch) in enumerate(shards, first + 1):
-                loss, signal = self.step(shard, meter.steps, epoch, stop.number, batch)
-                meter.tick(loss)
                 last = number == self.sampler.steps_per_epoch
-                due = saving.every_steps is not None and meter.steps % saving.every_steps == 0
+                done = meter.steps + 1
+                due = saving.every_steps is not None and done % saving.every_steps == 0
+                losses, signal = self.step(
+                    shard, meter.steps, epoch, stop.number, batch, meet=last or due
+                )
+                meter.tick(losses)
                 if not last and (due or signal):
                     meter.stop()
                     self._save(Position(epoch, number), meter, signal)
@@ -215,7 +222,7 @@ class Trainer:
                 loss, gradient = self._gradient(shard)
                 strategy.tell(loss)
                 strategy.step(self.params, gradient, (len(shard.indices), shard.batch))
-                meter.tick(loss, epoch * steps + task // strategy.workers + 1)
+                meter.tick([loss], epoch * steps + task // strategy.workers + 1)
             meter.stop()
             done = strategy.outcome
             _check_finite_everywhere(done.faulty, epoch)
@@ -249,9 +256,16 @@ class Trainer:
         return Batch(train.x[shard.indices], train.y[shard.indices])
 
     def step(
-        self, shard: Shard, number: int, epoch: int, signal: int = 0, batch: Batch | None = None
-    ) -> tuple[float, int]:
-        """Take one step on this rank's shard of a global batch.
+        self,
+        shard: Shard,
+        number: int,
+        epoch: int,
+        signal: int = 0,
+        batch: Batch | None = None,
+        *,
+        meet: bool = False,
+    ) -> tuple[list[float], int]:
+        """Take one step on this rank's shard of a global batch; collective.
 
         Parameters
         ----------
@@ -262,21 +276,34 @@ class Trainer:
             What has been told to this rank.
         batch : Batch, optional
             The samples of the shard, if they have been fetched already.
+        meet : bool
+            Tell the losses in this step, whether or not the strategy lets ranks meet in it; the
+            same on all ranks.
 
         Returns
         -------
-        loss : float
-            Of the global batch.
+        losses : list of float
+            Of the global batches since ranks last told one another; empty where they did not.
         signal : int
-            The highest that any rank passed.
+            The highest that any rank passed, as far as has been told.
         """
+        meet = meet or self.strategy.meets or len(self._untold) + 1 == MEET_EVERY
         loss, gradient = self._gradient(shard, batch)
         samples = len(shard.indices)
-        told = self.comm.gather_vectors([loss * samples / shard.batch, signal])
-        if not self.strategy.skip_nonfinite:
-            _check_finite(told[:, 0], f"at step {number + 1} (epoch {epoch + 1})")
+        self._untold.append(loss * samples / shard.batch)
+        told = self._tell(signal, number, epoch) if meet else ([], 0)
         self.strategy.step(self.params, gradient, (samples, shard.batch))
-        return float(told[:, 0].sum()), int(told[:, 1].max())
+        return told
+
+    def _tell(self, signal: int, number: int, epoch: int) -> tuple[list[float], int]:
+        """Exchange what ranks have not told one another yet; collective."""
+        told = self.comm.gather_vectors([*self._untold, signal])
+        shares, signals = told[:, :-1], told[:, -1]
+        if not self.strategy.skip_nonfinite:
+            for step, losses in enumerate(shares.T, number + 2 - len(self._untold)):
+                _check_finite(losses, f"at step {step} (epoch {epoch + 1})")
+        self._untold.clear()
+        return shares.sum(axis=0).tolist(), int(signals.max())
 
     def _gradient(self, shard: Shard, batch: Batch | None = None) -> tuple[float, NDArray[Any]]:
         """Return loss and gradient on this rank's part of a global batch."""

@@ -1,7 +1,8 @@
 """Time, traffic and loss of the training steps; evaluation and checkpoints are left out."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from paropt_hpc.train.timeline import KINDS, Straggler, Timeline, find_straggler
 
 __all__ = ["Meter", "Observer"]
 
-# Called on rank 0 after every step with (steps done, steps in all, loss of the step).
+# Called on rank 0 after every step with (steps done, steps in all, last loss that is known).
 Observer = Callable[[int, int, float], None]
 
 
@@ -26,7 +27,7 @@ class Meter:
         in which there was nothing to do but wait for another rank.
     bytes_sent : int
     losses : list of float
-        Of the steps of the current epoch.
+        Of the steps of the current epoch, as far as ranks have told one another.
     straggler : Straggler or None
         The slowest rank, if it is much slower; of the last `gather`.
     """
@@ -60,13 +61,16 @@ class Meter:
         self.wait_s += self._comm.traffic.waiting - waiting
         self.bytes_sent += self._comm.traffic.bytes_sent - sent
 
-    def tick(self, loss: float, steps: int | None = None) -> None:
-        """Count a step that had this loss; `steps` are done then, by default one more."""
+    def tick(self, losses: Sequence[float], steps: int | None = None) -> None:
+        """Count a step, in which these losses have become known.
+
+        `steps` are done then, by default one more.
+        """
         self.steps = self.steps + 1 if steps is None else steps
-        self.losses.append(loss)
+        self.losses.extend(losses)
         self._comm.traffic.end_step()
         if self._observer is not None:
-            self._observer(self.steps, self._total, loss)
+            self._observer(self.steps, self._total, self.losses[-1] if self.losses else math.nan)
 
     def gather(self) -> dict[str, float]:
         """Return the seconds of every kind of work, the mean over all ranks; collective.

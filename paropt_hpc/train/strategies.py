@@ -38,6 +38,11 @@ class Strategy(ABC):
         self.optimizer = optimizer
 
     @property
+    def meets(self) -> bool:
+        """Whether all ranks wait for one another in the next step; the same on all of them."""
+        return True
+
+    @property
     def compressors(self) -> list[Any]:
         """What shrinks this rank's gradients, once it has started."""
         compressor = getattr(self, "compressor", None)

@@ -14,8 +14,10 @@ from paropt_hpc.train import (
     Config,
     LocalSGD,
     ShardedSampler,
+    loop,
     train,
 )
+from paropt_hpc.train.loop import Trainer
 
 pytestmark = pytest.mark.mpi
 
@@ -397,6 +399,52 @@ def test_compression_sends_less(comm):
 def test_divergence_reaches_every_rank_and_names_rank_and_step(comm):
     with pytest.raises(DivergenceError, match=r"the loss is \w+ on rank \d at step \d+ \(epoch"):
         train(config_of(train={"lr": 1e150, "momentum": 0.0}), comm)
+
+
+@pytest.mark.parametrize(
+    ("sections", "every"),
+    [
+        ({"strategy": {"name": "localsgd", "period": 5}}, 5),
+        ({"strategy": {"name": "localsgd", "period": 40}}, loop.MEET_EVERY),
+        ({"strategy": {"name": "gossip"}}, loop.MEET_EVERY),
+        ({"train": {"accumulate": 3}}, 3),
+        ({}, 1),
+    ],
+)
+def test_ranks_wait_for_all_others_only_where_the_strategy_does(comm, monkeypatch, sections, every):
+    told, tell = [], Trainer._tell
+    monkeypatch.setattr(
+        Trainer, "_tell", lambda self, *args: told.append(args[1] + 1) or tell(self, *args)
+    )
+    config = config_of(**{**sections, "train": {"epochs": 1, **sections.get("train", {})}})
+    steps = train(config, comm).steps
+    assert told == sorted({*range(every, steps + 1, every), steps})
+
+
+def test_losses_told_late_are_those_of_their_steps(comm, monkeypatch):
+    def losses(meet_every, **sections):
+        monkeypatch.setattr(loop, "MEET_EVERY", meet_every)
+        seen = []
+        record = Trainer._record
+        monkeypatch.setattr(
+            Trainer,
+            "_record",
+            lambda self, epoch, meter: seen.extend(meter.losses) or record(self, epoch, meter),
+        )
+        train(config_of(strategy={"name": "gossip"}, **sections), comm)
+        monkeypatch.undo()
+        return seen
+
+    at_once, late = (losses(every, train={"epochs": 2}) for every in (1, 8))
+    assert len(at_once) == len(set(at_once))
+    assert at_once == late
+    faults = []
+    for every in (1, 8):
+        with pytest.raises(DivergenceError) as caught:
+            losses(every, train={"lr": 1e150, "momentum": 0.0})
+        faults.append(str(caught.value))
+        monkeypatch.undo()
+    assert faults[0] == faults[1]
 
 
 @pytest.mark.mpi(min_size=2)
