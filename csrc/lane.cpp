@@ -15,11 +15,11 @@ Lane::Lane(MPI_Comm comm, MPI_Comm across, std::shared_ptr<SharedGroup> group, L
     : comm_(comm), across_(across), group_(std::move(group)), options_(std::move(options)) {
   MPI_CHECK(MPI_Comm_size(comm, &size_));
   // A poll of MPI's costs more than one of memory.
-  own_.spins = spins_for(group_ ? group_->size() : size_) / 20;
+  own_.spins = (group_ ? group_->waiting.spins : kSpins) / 20;
   if (options_.background) {
     own_.yield_seconds = 0.0002;
     if (group_) {
-      group_->waiting.spins = kSpinsOversubscribed;
+      group_->waiting.spins = kSpinsSharedCores;
       group_->waiting.yield_seconds = own_.yield_seconds;
     }
   }

@@ -1,6 +1,8 @@
 // The contract and the three ways (flat, direct, staged) are in shared_allreduce.hpp.
 #include "shared_allreduce.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -57,6 +59,15 @@ Dtype dtype_of<std::int64_t>() {
   return Dtype::int64;
 }
 
+// The cores that any rank of the node may use; 0 where that is not known. Collective.
+int usable_cores(MPI_Comm node) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) CPU_ZERO(&cores);
+  MPI_CHECK(MPI_Allreduce(MPI_IN_PLACE, &cores, sizeof cores, MPI_BYTE, MPI_BOR, node));
+  return CPU_COUNT(&cores);
+}
+
 }  // namespace
 
 // Flags of different writers, and of one writer for different waits, are on lines of their own.
@@ -101,12 +112,10 @@ SharedGroup::SharedGroup(MPI_Comm node, std::vector<int> ranks, std::vector<std:
     : node_(node), ranks_(std::move(ranks)), operations_(std::move(operations)) {
   MPI_CHECK(MPI_Comm_rank(node, &rank_));
   MPI_CHECK(MPI_Comm_size(node, &size_));
-  waiting.spins = spins_for(size_);
   inputs_.resize(static_cast<std::size_t>(size_));
   outputs_.resize(static_cast<std::size_t>(size_));
-  int own_core = waiting.spins == kSpins;
-  MPI_CHECK(MPI_Allreduce(MPI_IN_PLACE, &own_core, 1, MPI_INT, MPI_MIN, node));
-  own_core_ = own_core != 0;
+  own_core_ = usable_cores(node) >= size_;
+  waiting.spins = own_core_ ? kSpins : kSpinsSharedCores;
   flat_bytes_ = own_core_ ? kFlatOwnCore : kFlat;
   round_bytes_ = own_core_ ? kRound : kRoundSharedCores;
   controls_ = std::make_unique<SharedSegment>(node, sizeof(SharedControl), true);

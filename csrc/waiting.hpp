@@ -38,8 +38,9 @@ inline void pause_core() {
 #endif
 }
 
+// Where ranks share cores, one that spins while another needs its core delays what it waits for.
 constexpr int kSpins = 2000;
-constexpr int kSpinsOversubscribed = 50;
+constexpr int kSpinsSharedCores = 50;
 
 // What a wait may cost, and what all waits have cost so far. One per thread that waits.
 struct Waiting {
@@ -49,16 +50,6 @@ struct Waiting {
   double seconds = 0;           // waited so far
   std::atomic<bool> cancelled{false};  // set by another thread: the wait ends as if too late
 };
-
-// Spins that suit `ranks` processes on the cores that this one may use: a rank that spins while
-// another needs its core only delays what it waits for.
-inline int spins_for(int ranks) {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return kSpinsOversubscribed;
-  const int cores = CPU_COUNT(&set);
-  // One core is what a launcher that binds its ranks leaves each of them.
-  return cores == 1 || ranks <= cores ? kSpins : kSpinsOversubscribed;
-}
 
 // Poll until ready() is true. On the deadline throws TimedOut with the text late() gives.
 template <class Ready, class Late>
