@@ -5,6 +5,23 @@
 
 #include "common.hpp"
 
+namespace paropt {
+namespace {
+
+constexpr std::size_t kLine = 64;
+
+// How many of so many lines each of two streams takes; what is left over follows them. The streams
+// are half a page off each other's place in their pages: else their lines would meet in the same
+// sets of the L1 cache.
+constexpr std::size_t lines_apart(std::size_t lines) {
+  constexpr std::size_t kPage = 4096 / kLine;
+  const std::size_t half = lines / 2;
+  return half < kPage ? half : (half - kPage / 2) / kPage * kPage + kPage / 2;
+}
+
+}  // namespace
+}  // namespace paropt
+
 #define PAROPT_LOOPS "fold_loops.hpp"
 #include "foreach_isa.hpp"
 
@@ -73,8 +90,8 @@ void reduce(Op op, const void* const* in, int inputs, void* const* out, int outp
   }
 }
 
-void take_copy(void* out, const void* in, std::size_t bytes) {
-  PAROPT_DISPATCH(take_bytes(static_cast<char*>(out), static_cast<const char*>(in), bytes));
+void copy_between(void* out, const void* in, std::size_t bytes) {
+  PAROPT_DISPATCH(copy_bytes(static_cast<char*>(out), static_cast<const char*>(in), bytes));
 }
 
 #define PAROPT_INSTANTIATE_REDUCE(T) \

@@ -79,16 +79,14 @@ void narrow(T* out, const float* in, std::size_t n);
 // Fold the vectors in[0..inputs) of T in this order, divide by `divisor` if it is not 1, and store
 // the result to every out[0..outputs). An output may be one of the inputs; otherwise no overlap.
 //
-// Each line of an output is claimed for writing a little before it is read or written. Between
-// cores that share memory this is what costs: a line that another core has read last and that is
-// then written crosses twice if it is only asked for reading first, and is waited for if nobody
-// asked for it early.
+// Between cores that share memory what costs is a line that another core has written, or will; two
+// are on their way at once more often where two places of the vectors are folded in turns.
 template <class T>
 void reduce(Op op, const void* const* in, int inputs, void* const* out, int outputs, std::size_t n,
             int divisor);
 
-// memcpy from memory that another core wrote last and that this one will write next: its lines are
-// claimed for that, see reduce().
-void take_copy(void* out, const void* in, std::size_t bytes);
+// memcpy in lines, from two places in turns, see reduce(). The library's own copies in another way
+// from some length on, which takes up to twice as long where another core has touched `out` last.
+void copy_between(void* out, const void* in, std::size_t bytes);
 
 }  // namespace paropt

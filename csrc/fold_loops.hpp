@@ -58,16 +58,6 @@ PAROPT_TARGET void narrow_all(T* out, const float* in, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) out[i] = rounded<T>(in[i]);
 }
 
-// Ask for a line with the right to write it. Reading first and writing then would cross between
-// the cores twice.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void claim(const void* line) {
-#if PAROPT_X86 && PAROPT_LEVEL > 0
-  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
-#else
-  __builtin_prefetch(line, 1);
-#endif
-}
-
 template <class A, class T>
 PAROPT_TARGET PAROPT_ALWAYS_INLINE void load_line(typename Line<T, A>::Wide* wide, const T* from) {
   if constexpr (sizeof(T) == sizeof(A)) {
@@ -96,25 +86,32 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE void scale(V* folded, A factor, A divisor) {
   if (divisor != A{1}) *folded /= divisor;
 }
 
-// The lines below element `whole` for two inputs and two outputs, the case of two ranks: a line
-// takes half as long as in the loops below.
+// Fold one line of two inputs into two outputs.
+template <Op kOp, class A, class T>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE void reduce_line(const T* a, const T* b, T* x, T* y, A factor,
+                                                    A divisor) {
+  typename Line<T, A>::Wide folded, next;
+  load_line<A>(&folded, a);
+  load_line<A>(&next, b);
+  fold_in<kOp>(&folded, next);
+  scale(&folded, factor, divisor);
+  store_line<A>(x, &folded);
+  store_line<A>(y, &folded);
+}
+
+// The lines below element `whole` for two inputs and two outputs, the case of two ranks.
 template <Op kOp, class A, class T>
 PAROPT_TARGET void reduce_pair(const T* a, const T* b, T* x, T* y, std::size_t whole, A factor,
                                A divisor) {
   constexpr std::size_t kItems = Line<T, A>::kItems;
-  constexpr std::size_t kAhead = 512 / sizeof(T);
-  for (std::size_t at = 0; at < whole; at += kItems) {
-    if (at + kAhead < whole) {
-      claim(x + at + kAhead);
-      claim(y + at + kAhead);
-    }
-    typename Line<T, A>::Wide folded, next;
-    load_line<A>(&folded, a + at);
-    load_line<A>(&next, b + at);
-    fold_in<kOp>(&folded, next);
-    scale(&folded, factor, divisor);
-    store_line<A>(x + at, &folded);
-    store_line<A>(y + at, &folded);
+  const std::size_t apart = lines_apart(whole / kItems) * kItems;
+  for (std::size_t at = 0; at < apart; at += kItems) {
+    const std::size_t other = apart + at;
+    reduce_line<kOp, A>(a + at, b + at, x + at, y + at, factor, divisor);
+    reduce_line<kOp, A>(a + other, b + other, x + other, y + other, factor, divisor);
+  }
+  for (std::size_t at = 2 * apart; at < whole; at += kItems) {
+    reduce_line<kOp, A>(a + at, b + at, x + at, y + at, factor, divisor);
   }
 }
 
@@ -123,7 +120,6 @@ template <Op kOp, class A, class T>
 PAROPT_TARGET void reduce_all(const void* const* in, int inputs, void* const* out, int outputs,
                               std::size_t n, A factor, A divisor) {
   constexpr std::size_t kItems = Line<T, A>::kItems;
-  constexpr std::size_t kAhead = 512 / sizeof(T);
   const auto input = [&](int i) { return static_cast<const T*>(in[i]); };
   const auto output = [&](int i) { return static_cast<T*>(out[i]); };
   const std::size_t whole = n / kItems * kItems;
@@ -132,7 +128,6 @@ PAROPT_TARGET void reduce_all(const void* const* in, int inputs, void* const* ou
     reduce_pair<kOp>(input(0), input(1), output(0), output(1), whole, factor, divisor);
   }
   for (std::size_t at = pair ? whole : 0; at < whole; at += kItems) {
-    for (int o = 0; o < outputs && at + kAhead < n; ++o) claim(output(o) + at + kAhead);
     typename Line<T, A>::Wide folded, next;
     load_line<A>(&folded, input(0) + at);
     for (int i = 1; i < inputs; ++i) {
@@ -150,12 +145,11 @@ PAROPT_TARGET void reduce_all(const void* const* in, int inputs, void* const* ou
   }
 }
 
-PAROPT_TARGET inline void take_bytes(char* out, const char* in, std::size_t bytes) {
-  constexpr std::size_t kLine = 64, kAhead = 512;
-  std::size_t at = 0;
-  for (; at + kLine <= bytes; at += kLine) {
-    if (at + kAhead < bytes) claim(in + at + kAhead);
+PAROPT_TARGET inline void copy_bytes(char* out, const char* in, std::size_t bytes) {
+  const std::size_t apart = lines_apart(bytes / kLine) * kLine;
+  for (std::size_t at = 0; at < apart; at += kLine) {
     std::memcpy(out + at, in + at, kLine);
+    std::memcpy(out + apart + at, in + apart + at, kLine);
   }
-  std::memcpy(out + at, in + at, bytes - at);
+  std::memcpy(out + 2 * apart, in + 2 * apart, bytes - 2 * apart);
 }

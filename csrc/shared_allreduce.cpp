@@ -289,14 +289,18 @@ static std::size_t part_begin(std::size_t n, int parts, int part) {
 
 template <class T>
 void SharedGroup::direct(Places places, std::size_t n, Op op) {
-  const std::size_t begin = part_begin<T>(n, size_, rank_);
-  const std::size_t count = part_begin<T>(n, size_, rank_ + 1) - begin;
-  for (int other = 0; other < size_; ++other) {
-    inputs_[other] = reinterpret_cast<T*>(at(places.in, other)) + begin;
-    // The own output first: the others then do not all begin with the same rank's memory.
-    outputs_[other] = reinterpret_cast<T*>(at(places.out, (rank_ + other) % size_)) + begin;
+  // Two parts for each rank, the later one first: what the ranks have written last is in their
+  // caches still, for half of a vector as long as a cache.
+  for (const int part : {size_ + rank_, rank_}) {
+    const std::size_t begin = part_begin<T>(n, 2 * size_, part);
+    const std::size_t count = part_begin<T>(n, 2 * size_, part + 1) - begin;
+    for (int other = 0; other < size_; ++other) {
+      inputs_[other] = reinterpret_cast<T*>(at(places.in, other)) + begin;
+      // The own output first: the others then do not all begin with the same rank's memory.
+      outputs_[other] = reinterpret_cast<T*>(at(places.out, (rank_ + other) % size_)) + begin;
+    }
+    reduce<T>(op, inputs_.data(), size_, outputs_.data(), size_, count, op == Op::mean ? size_ : 1);
   }
-  reduce<T>(op, inputs_.data(), size_, outputs_.data(), size_, count, op == Op::mean ? size_ : 1);
   control(rank_).direct.value.store(calls_, std::memory_order_release);
   await_all(&SharedControl::direct, calls_);
 }
@@ -348,7 +352,7 @@ void SharedGroup::stage(const Round<T>& round, std::size_t index) {
   for (int owner = 0; owner < round.owners; ++owner) {
     const Part part = round.part(index, owner);
     if (owner == rank_) continue;
-    std::memcpy(slot + part.begin, from + part.begin, part.count * sizeof(T));
+    copy_between(slot + part.begin, from + part.begin, part.count * sizeof(T));
   }
   control(rank_).staged.value.store(round.done(index), std::memory_order_release);
 }
@@ -389,7 +393,7 @@ void SharedGroup::take(const Round<T>& round, std::size_t index) {
     if (owner >= round.owners) continue;
     await(&SharedControl::reduced, owner, round.done(index));
     const Part part = round.part(index, owner);
-    take_copy(to + part.begin, slot + part.begin, part.count * sizeof(T));
+    copy_between(to + part.begin, slot + part.begin, part.count * sizeof(T));
   }
 }
 

@@ -19,10 +19,9 @@
 // that all ranks end with the same bits, the same in every run.
 //
 // What costs here is a cache line that has to cross between two cores. In the staged way it does so
-// twice: to the owner of the part, which takes it for writing at once (see reduce() in fold.hpp),
-// and with the result back to the rank that stages into it again in the next round but one, which
-// by then has it for writing. So no rank waits until it may write, and the slots stay in the
-// caches.
+// twice: to the owner of the part, and with the result back to the rank that stages into it again
+// in the next round but one, which by then has it for writing. So no rank waits until it may write,
+// and the slots stay in the caches.
 #pragma once
 
 #include <mpi.h>
