@@ -30,7 +30,7 @@ from setuptools.command.build_ext import build_ext
 HEADERS = sorted(glob("csrc/*.hpp") + glob("csrc/bindings/*.hpp") + glob("csrc/*.cuh"))
 NATIVE = ["common", "topk", "index_codec", "quantize", "reduce", "message", "population", "tour"]
 NATIVE += ["libsvm"]
-MPI = ["common", "fold", "shared_segment", "shared_allreduce", "ring_allreduce"]
+MPI = ["common", "fold", "shared_segment", "shared_group", "shared_allreduce", "ring_allreduce"]
 MPI += ["recursive_doubling", "lane", "neighbor_exchange"]
 EXTRA_FLAGS = shlex.split(os.environ.get("PAROPT_BUILD_FLAGS", ""))
 

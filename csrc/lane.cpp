@@ -14,6 +14,7 @@ namespace paropt {
 Lane::Lane(MPI_Comm comm, MPI_Comm across, std::shared_ptr<SharedGroup> group, LaneOptions options)
     : comm_(comm), across_(across), group_(std::move(group)), options_(std::move(options)) {
   MPI_CHECK(MPI_Comm_size(comm, &size_));
+  if (group_) shared_ = std::make_unique<SharedAllreduce>(*group_);
   // A poll of MPI's costs more than one of memory.
   own_.spins = (group_ ? group_->waiting.spins : kSpins) / 20;
   if (options_.background) {
@@ -32,10 +33,11 @@ void Lane::cancel() {
   if (group_) group_->waiting.cancelled.store(true);
 }
 
-SharedGroup& Lane::shared() const {
-  if (!group_)
+SharedAllreduce& Lane::shared() const {
+  if (!shared_) {
     throw std::invalid_argument("the ranks of this node cannot share memory; use 'ring'");
-  return *group_;
+  }
+  return *shared_;
 }
 
 std::string Lane::explain(const std::string& reason) const {
@@ -86,7 +88,7 @@ std::size_t Lane::run_hierarchical(const T* in, T* out, std::size_t n, Op op) {
     sent += run_messages(algorithm, across_, part, count, between_op);
     if (op == Op::mean) divide(part, count, size_);
   };
-  shared().allreduce_between<T>(in, out, n, between_op, options_.leaders, between);
+  shared().run_between<T>(in, out, n, between_op, options_.leaders, between);
   return sent;
 }
 
@@ -110,16 +112,27 @@ std::size_t Lane::run_wide(Algorithm algorithm, const T* in, T* out, std::size_t
   return sent;
 }
 
+// Run something that waits; where that takes too long, say who is missing.
+template <class F>
+decltype(auto) Lane::explained(const char* what, F run) {
+  try {
+    return run();
+  } catch (const TimedOut&) {
+    throw TimedOut(explain(std::string(what) + " did not end"));
+  }
+}
+
 std::size_t Lane::allreduce(Algorithm algorithm, const void* in, void* out, std::size_t n,
                             Dtype dtype, Op op) {
-  try {
+  return explained("the all-reduce", [&]() -> std::size_t {
     if (algorithm == Algorithm::shared) {
-      if (shared().size() != size_) {
+      SharedAllreduce& all = shared();
+      if (group_->size() != size_) {
         throw std::invalid_argument(
             "algorithm 'shared' needs all ranks on one node; use "
             "'hierarchical'");
       }
-      shared().allreduce(in, out, n, dtype, op);
+      all.run(in, out, n, dtype, op);
       return 0;
     }
     return with_type(dtype, [&](auto* type) {
@@ -134,9 +147,17 @@ std::size_t Lane::allreduce(Algorithm algorithm, const void* in, void* out, std:
         return run(algorithm, from, to, n, op);
       }
     });
-  } catch (const TimedOut&) {
-    throw TimedOut(explain("the all-reduce did not end"));
-  }
+  });
+}
+
+void Lane::gather(const void* own, std::size_t bytes, void* out) {
+  shared();
+  explained("the gather", [&] { group_->gather(own, bytes, out); });
+}
+
+std::vector<Shared> Lane::share(const void* own, std::size_t bytes) {
+  shared();
+  return explained("the sharing of messages", [&] { return group_->share(own, bytes); });
 }
 
 }  // namespace paropt

@@ -19,6 +19,7 @@
 
 #include "fold.hpp"
 #include "shared_allreduce.hpp"
+#include "shared_group.hpp"
 #include "waiting.hpp"
 
 namespace paropt {
@@ -47,7 +48,13 @@ class Lane {
   std::size_t allreduce(Algorithm algorithm, const void* in, void* out, std::size_t n, Dtype dtype,
                         Op op);
 
+  // Collective inside the node, see SharedGroup.
+  void gather(const void* own, std::size_t bytes, void* out);
+  std::vector<Shared> share(const void* own, std::size_t bytes);
+
   SharedGroup* group() const { return group_.get(); }
+  // Throws std::invalid_argument where the node cannot share memory.
+  SharedAllreduce& shared() const;
   double waited() const { return own_.seconds + (group_ ? group_->waiting.seconds : 0); }
   // From any thread: end a wait under way, and every later one, as if it were too late.
   void cancel();
@@ -73,12 +80,14 @@ class Lane {
   std::size_t run_messages(Algorithm algorithm, MPI_Comm comm, T* data, std::size_t n, Op op);
   template <class T>
   std::size_t run_hierarchical(const T* in, T* out, std::size_t n, Op op);
+  template <class F>
+  decltype(auto) explained(const char* what, F run);
   void* workspace(std::size_t bytes);
-  SharedGroup& shared() const;
 
   MPI_Comm comm_;
   MPI_Comm across_;
   std::shared_ptr<SharedGroup> group_;
+  std::unique_ptr<SharedAllreduce> shared_;
   LaneOptions options_;
   Waiting own_;
   int size_ = 1;

@@ -14,6 +14,7 @@
 #include "neighbor_exchange.hpp"
 #include "progress.hpp"
 #include "shared_allreduce.hpp"
+#include "shared_group.hpp"
 
 namespace py = pybind11;
 
@@ -172,13 +173,14 @@ void raise_as(const char* name, const char* text, bool on_every_rank) {
 void count_short(paropt::Lane& lane, void* data, std::size_t n, paropt::Dtype dtype,
                  paropt::Op op) {
   paropt::SharedGroup& group = *lane.group();
+  paropt::SharedTraffic& traffic = lane.shared().traffic;
   const auto start = paropt::Clock::now();
   const double waited = group.waiting.seconds;
   group.enter(0);
   lane.allreduce(paropt::Algorithm::shared, data, data, n, dtype, op);
   group.leave();
-  group.traffic.count(n, paropt::item_bytes(dtype), group.rank(), group.size(),
-                      paropt::seconds_since(start), group.waiting.seconds - waited);
+  traffic.count(n, paropt::item_bytes(dtype), group.rank(), group.size(),
+                paropt::seconds_since(start), group.waiting.seconds - waited);
 }
 
 // The short way of a training loop's reductions through shared memory: true if it was gone.
@@ -238,9 +240,9 @@ py::object lane_short(std::shared_ptr<paropt::Lane> lane) {
   return py::reinterpret_steal<py::object>(PyCFunction_New(&short_method, keeper.ptr()));
 }
 
-py::tuple group_traffic(paropt::SharedGroup& group) {
-  const paropt::SharedTraffic counted = group.traffic;
-  group.traffic = {};
+py::tuple lane_traffic(paropt::Lane& lane) {
+  const paropt::SharedTraffic counted = lane.shared().traffic;
+  lane.shared().traffic = {};
   return py::make_tuple(counted.calls, counted.sent, counted.received, counted.seconds,
                         counted.waited);
 }
@@ -251,6 +253,39 @@ std::shared_ptr<paropt::Job> progress_start(paropt::ProgressThread& thread,
                                             py::array result, const std::string& op) {
   const Reduction reduction(algorithm, buffer, result, op);
   return thread.start([lane, reduction] { reduction.run(*lane); });
+}
+
+void lane_gather(paropt::Lane& lane, const py::array& own, py::array out) {
+  const auto bytes = static_cast<std::size_t>(own.nbytes());
+  const auto ranks = static_cast<std::size_t>(lane.group() ? lane.group()->size() : 0);
+  if (!is_plain(own, false) || !is_plain(out, true) ||
+      static_cast<std::size_t>(out.nbytes()) != ranks * bytes ||
+      bytes > paropt::SharedGroup::kCarried) {
+    throw py::value_error("own must be contiguous and short, out a row of it for each rank");
+  }
+  const void* const from = own.data();
+  void* const to = out.mutable_data();
+  py::gil_scoped_release release;
+  lane.gather(from, bytes, to);
+}
+
+// The memory stays mapped until the group is freed; so the arrays must not outlive that.
+py::list lane_share(paropt::Lane& lane, const py::array_t<std::uint8_t, py::array::c_style>& own) {
+  std::vector<paropt::Shared> found;
+  {
+    const std::uint8_t* const from = own.data();
+    const auto bytes = static_cast<std::size_t>(own.nbytes());
+    py::gil_scoped_release release;
+    found = lane.share(from, bytes);
+  }
+  py::list views;
+  for (const paropt::Shared& shared : found) {
+    py::array view(py::dtype::of<std::uint8_t>(), {static_cast<py::ssize_t>(shared.bytes)}, {1},
+                   shared.data, py::capsule(shared.data, [](void*) {}));
+    py::detail::array_proxy(view.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+    views.append(std::move(view));
+  }
+  return views;
 }
 
 // Memory of the group as an array; `keeper` keeps the memory's owner alive.
@@ -301,10 +336,7 @@ void bind_groups(py::module_& m) {
       .def("enter", &SharedGroup::enter, py::arg("operation"))
       .def("leave", &SharedGroup::leave)
       .def("missing", &SharedGroup::missing)
-      .def("memory", &SharedGroup::memory)
-      .def("flat_bytes", &SharedGroup::flat_bytes, "Of the longest vector reduced in one wait.")
-      .def("take_traffic", &group_traffic,
-           "Calls, bytes sent and received, seconds, those waited; since the last time.");
+      .def("memory", &SharedGroup::memory);
 }
 
 void bind_lanes(py::module_& m) {
@@ -317,12 +349,21 @@ void bind_lanes(py::module_& m) {
            py::arg("elsewhere"), py::arg("background"))
       .def("allreduce", &lane_allreduce, py::arg("algorithm"), py::arg("buffer"), py::arg("out"),
            py::arg("op"), "Reduce `buffer` into `out`; return the bytes sent through MPI.")
+      .def("gather", &lane_gather, py::arg("own"), py::arg("out"),
+           "Gather the bytes of all ranks, equally many, into the rows of `out`.")
+      .def("share", &lane_share, py::arg("own"),
+           "Return the bytes of every rank, read-only, in memory that the next call overwrites.")
       .def_property_readonly("short_allreduce", &lane_short)
       .def_readwrite("short_bytes", &Lane::short_bytes)
       .def("cancel", &Lane::cancel)
       .def("explain", &Lane::explain, py::arg("reason"))
       .def("memory", &Lane::memory)
-      .def("waited", &Lane::waited);
+      .def("waited", &Lane::waited)
+      .def(
+          "flat_bytes", [](const Lane& lane) { return lane.shared().flat_bytes(); },
+          "Of the longest vector reduced in one wait.")
+      .def("take_traffic", &lane_traffic,
+           "Calls, bytes sent and received, seconds, those waited; since the last time.");
   py::class_<Job, std::shared_ptr<Job>>(m, "Job")
       .def("done", &Job::done)
       .def("wait", &Job::wait, py::call_guard<py::gil_scoped_release>());

@@ -84,11 +84,8 @@ class AllReduce:
         """Reduce in the foreground; return the bytes sent in messages of ours."""
         transport = self._transport
         if transport.size > 1 and algorithm != "mpi" and transport.lane is not None:
-            try:
-                return int(transport.lane.native.allreduce(algorithm, flat, result, op))
-            except CollectiveTimeout:
-                transport.failed = True
-                raise
+            reduce = transport.lane.native.allreduce
+            return int(transport.natively(reduce, algorithm, flat, result, op))
         if flat is not result:
             result[:] = flat
         if transport.size == 1:

@@ -234,7 +234,7 @@ def _agree(
         -1 if keep is None else keep,
     )
     own = np.array([head.k, message.size, *common], dtype=np.int64)
-    records = comm._transport.gather_rows(own, "sparse_allreduce")
+    records = comm._transport.share_rows(own, "sparse_allreduce")
     names = ("length", "bytes per value", "scheme", "op", "keep")
     for name, column in zip(names, records[:, 2:].T, strict=True):
         others = np.flatnonzero(column != column[0])
@@ -277,7 +277,7 @@ def _nothing(call: _Call) -> _Entries:
 
 
 def _allgather(call: _Call) -> SparseResult:
-    views = call.transport.gather_messages(call.message, call.nbytes, "sparse_allreduce")
+    views = call.transport.share_messages(call.message, call.nbytes, "sparse_allreduce")
     call.sent += (call.comm.size - 1) * call.message.size
     call.received += int(call.nbytes.sum()) - call.message.size
     _sum_messages(call, views)  # all ranks see the same bytes, so all fail or none does

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -134,8 +135,8 @@ class Transport:
     @property
     def traffic(self) -> Traffic:
         """What this rank has sent, received and waited for, by operation."""
-        if self.group is not None:
-            calls, sent, received, seconds, waited = self.group.take_traffic()
+        if self.lane is not None and self.lane.group is not None:
+            calls, sent, received, seconds, waited = self.lane.native.take_traffic()
             if calls:
                 self._traffic.record("allreduce", sent, received, seconds, waited, calls)
         return self._traffic
@@ -276,6 +277,40 @@ class Transport:
         for root, view in enumerate(views):
             self.broadcast(view, root, operation)
         return views
+
+    def share_rows(self, own: NDArray[Any], operation: str) -> NDArray[Any]:
+        """As :meth:`gather_rows`, through memory where all ranks share it.
+
+        For ranks that keep step: a wait for memory is not ended by Ctrl-C.
+        """
+        if self.lane is None or not self._in_memory:
+            return self.gather_rows(own, operation)
+        rows = np.empty((self.size, own.size), dtype=own.dtype)
+        self.natively(self.lane.native.gather, own, rows)
+        return rows
+
+    def share_messages(
+        self, own: NDArray[np.uint8], lengths: NDArray[np.int64], operation: str
+    ) -> list[NDArray[np.uint8]]:
+        """As :meth:`gather_messages`; where all ranks share memory, none is sent.
+
+        What is returned can be read until the next call or :meth:`free`.
+        """
+        if self.lane is None or not self._in_memory:
+            return self.gather_messages(own, lengths, operation)
+        return self.natively(self.lane.native.share, own)
+
+    @property
+    def _in_memory(self) -> bool:
+        return self.shape.shares_memory and self.shape.nodes == 1
+
+    def natively(self, call: Callable[..., _Kept], *arguments: Any) -> _Kept:
+        """Call what waits for other ranks; nothing works any more if one does not come."""
+        try:
+            return call(*arguments)
+        except CollectiveTimeout:
+            self.failed = True
+            raise
 
     def broadcast(self, flat: NDArray[np.uint8], root: int, operation: str) -> None:
         """Overwrite bytes on every rank with those of `root`."""

@@ -101,12 +101,25 @@ def test_many_rounds(world, everywhere, way, n):
 def test_around_the_longest_flat_vector(world, everywhere, algorithm, dtype):
     faults = []
     with Communicator(world, check=False) as comm:
-        flat = comm._transport.group.flat_bytes() // dtype.itemsize
+        flat = comm._transport.lane.native.flat_bytes() // dtype.itemsize
         # The slots of both ways are the same memory: they must not meet when ways alternate.
         for n in (flat, flat + 1, flat, 3 * flat, 5, flat - 1, flat + 1):
             parts = [part(rank, n, dtype) for rank in range(comm.size)]
             faults += faults_of(comm, parts, "sum", algorithm)
     everywhere(faults)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_bound_to_one_core_share_it(world, everywhere):
+    """Also where a launcher has bound every rank to one: it may be the same for several."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        with Communicator(world, check=False) as comm:
+            flat = comm._transport.lane.native.flat_bytes()  # all that a record carries
+    finally:
+        os.sched_setaffinity(0, before)
+    everywhere([] if flat == 256 * 1024 else [f"{flat} bytes at most are reduced flat"])
 
 
 @pytest.mark.mpi(min_size=2)

@@ -97,6 +97,20 @@ def test_quantised_messages_of_some_entries_and_of_all(world, everywhere, value_
     everywhere(faults)
 
 
+@pytest.mark.parametrize("node_size", [None, 1])
+def test_messages_of_any_length_one_after_the_other(world, everywhere, node_size):
+    """Shared memory grows with them; nodes of one rank have none and send theirs."""
+    faults = []
+    with Communicator(world, node_size=node_size) as comm:
+        for n, k in ((50, 3), (300_000, 100_000), (50, 3), (2_000_000, 400_000)):
+            every = [sparse(rank, n, k // (rank + 1)) for rank in range(comm.size)]
+            dense = np.empty(n, np.float32)
+            sparse_allreduce(comm, encoded(every[comm.rank], n), dense, "allgather")
+            if not np.array_equal(bits(dense), bits(added_up(every, n, np.float32))):
+                faults.append(f"n {n} k {k}: wrong sum")
+    everywhere(faults)
+
+
 @pytest.mark.parametrize("op", ["sum", "mean"])
 @pytest.mark.parametrize("scheme", ALL)
 def test_same_bits_on_all_ranks(world, everywhere, scheme, op):
