@@ -114,6 +114,11 @@ bench: build $(VENV)/.bench-peers  ## time kernels and collectives beside their 
 	@$(BIN)/python benchmarks/bench_allreduce.py --rounds 3 --repeats 15 --gloo $(VENV) \
 	  $(patsubst %/.installed,--mpi %,$(wildcard .venv-*/.installed)) \
 	  --json benchmarks/results/allreduce.json
+	@for n in 4 8; do \
+	  $(BIN)/python benchmarks/bench_allreduce.py --ranks $$n --rounds 1 --repeats 5 \
+	    $(patsubst %/.installed,--mpi %,$(wildcard .venv-*/.installed)) \
+	    --json benchmarks/results/allreduce_$$n.json || exit 1; \
+	done
 	@$(BIN)/python benchmarks/bench_step.py --rounds 3 --steps 300 --mpiexec $(MPIEXEC) \
 	  --torch $(VENV) --json benchmarks/results/step.json
 	@$(BIN)/python benchmarks/report.py

