@@ -13,8 +13,8 @@ Every call begins with a barrier and counts as long as its slowest rank; the buf
 by their owners before it. The limit is the time in which the ranks copy a buffer of that size, all
 at once. "window" rows use buffers of ``Communicator.empty``, which the peers have no use for.
 
-With more ranks than cores, several share one. The peers are then also told to give it away while
-they wait, which their documentation advises and which helps them much.
+With more ranks than cores, several share one. The peers are then timed as they are and told to give
+it away while they wait, which their documentation advises: it helps them with long buffers.
 """
 
 import argparse
@@ -153,7 +153,7 @@ def mpi_jobs(venv: Path, ranks: int, repeats: int) -> dict[str, tuple[list[str],
     command = [str(venv / "bin" / "mpiexec"), "-n", str(ranks), str(venv / "bin" / "python")]
     command += ["-m", "mpi4py", __file__, "--worker", "--repeats", str(repeats)]
     jobs = {f"{library} {name}": (command, settings) for name, settings in SETTINGS[library].items()}
-    if ranks <= len(os.sched_getaffinity(0)):
+    if ranks <= (os.cpu_count() or 1):
         return jobs
     yielding = {
         f"{name}, yielding": (command, settings | YIELDING[library])
