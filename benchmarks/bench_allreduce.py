@@ -152,7 +152,9 @@ def mpi_jobs(venv: Path, ranks: int, repeats: int) -> dict[str, tuple[list[str],
     library = next((name for name in SETTINGS if name in venv.name), "mpich")
     command = [str(venv / "bin" / "mpiexec"), "-n", str(ranks), str(venv / "bin" / "python")]
     command += ["-m", "mpi4py", __file__, "--worker", "--repeats", str(repeats)]
-    jobs = {f"{library} {name}": (command, settings) for name, settings in SETTINGS[library].items()}
+    jobs = {
+        f"{library} {name}": (command, settings) for name, settings in SETTINGS[library].items()
+    }
     if ranks <= (os.cpu_count() or 1):
         return jobs
     yielding = {

@@ -97,7 +97,8 @@ void SharedAllreduce::direct(Places places, std::size_t n, Op op) {
     for (int other = 0; other < size_; ++other) {
       inputs_[other] = reinterpret_cast<T*>(group_.at(places.in, other)) + begin;
       // The own output first: the others then do not all begin with the same rank's memory.
-      outputs_[other] = reinterpret_cast<T*>(group_.at(places.out, (rank_ + other) % size_)) + begin;
+      outputs_[other] =
+          reinterpret_cast<T*>(group_.at(places.out, (rank_ + other) % size_)) + begin;
     }
     reduce<T>(op, inputs_.data(), size_, outputs_.data(), size_, count, op == Op::mean ? size_ : 1);
   }
@@ -136,7 +137,7 @@ struct SharedAllreduce::Round {
 
 template <class T>
 SharedAllreduce::Round<T> SharedAllreduce::rounds(const T* in, T* out, std::size_t n, Op op,
-                                          int owners) const {
+                                                  int owners) const {
   const std::size_t ranks = static_cast<std::size_t>(size_);
   const std::size_t part = std::clamp(n * sizeof(T) / (4 * ranks), kLeastPart, kMostPart);
   const std::size_t slot = group_.scratch_bytes() / 2;
@@ -241,7 +242,7 @@ void SharedAllreduce::run(const void* in, void* out, std::size_t n, Dtype dtype,
 
 template <class T>
 void SharedAllreduce::run_between(const T* in, T* out, std::size_t n, Op op, int owners,
-                                    const std::function<void(T*, std::size_t)>& between) {
+                                  const std::function<void(T*, std::size_t)>& between) {
   const std::uint64_t asked = fingerprint(static_cast<Request>(op), dtype_of<T>(), n);
   group_.publish(asked, Places{}, nullptr, 0);
   group_.compare(asked, Places{});
@@ -249,14 +250,15 @@ void SharedAllreduce::run_between(const T* in, T* out, std::size_t n, Op op, int
   Round<T> round = rounds(in, out, n, op, owners);
   round.between = &between;
   // The nodes may have different numbers of ranks, but all have the same rounds.
-  round.length = std::clamp(n * sizeof(T) / 4, kLeastPart, SharedGroup::kScratch / 2) / kLine * (kLine / sizeof(T));
+  round.length = std::clamp(n * sizeof(T) / 4, kLeastPart, SharedGroup::kScratch / 2) / kLine *
+                 (kLine / sizeof(T));
   stage(round, 0);
   staged(round);
 }
 
-#define PAROPT_INSTANTIATE(T)                                                      \
+#define PAROPT_INSTANTIATE(T)                                                    \
   template void SharedAllreduce::run_between(const T*, T*, std::size_t, Op, int, \
-                                               const std::function<void(T*, std::size_t)>&)
+                                             const std::function<void(T*, std::size_t)>&)
 PAROPT_INSTANTIATE(float);
 PAROPT_INSTANTIATE(double);
 PAROPT_INSTANTIATE(std::int32_t);

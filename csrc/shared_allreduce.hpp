@@ -5,8 +5,8 @@
 //
 //   flat    Short vectors. The values travel with the record and every rank reduces all of them:
 //           one wait per call.
-//   direct  Buffers from allocate(), at the same place on every rank. Each rank reduces its parts of
-//           all inputs straight into all outputs; nothing is copied.
+//   direct  Buffers from allocate(), at the same place on every rank. Each rank reduces its share
+//           of all inputs straight into all outputs; nothing is copied.
 //   staged  All others, in rounds of at most so many bytes. In a round every rank
 //             stages   copies the parts it does not own into its slot,
 //             reduces  its own part from everybody's slots, and puts the result back into them,
