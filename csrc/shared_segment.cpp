@@ -3,10 +3,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "huge_pages.hpp"
+
 namespace paropt {
 namespace {
 
 constexpr std::size_t kLine = 64;
+constexpr std::size_t kHugeFrom = 4 * 1024 * 1024;  // bytes
 
 // Pages are mapped whole, so an address is as far from a multiple of 64 in every process.
 char* aligned(void* base) {
@@ -49,12 +52,25 @@ SharedSegment::SharedSegment(MPI_Comm node, std::size_t bytes, bool zeroed) : by
     bases_[static_cast<std::size_t>(other)] = aligned(base);
   }
   if (zeroed) std::memset(base(rank), 0, bytes);
+  if (zeroed && bytes >= kHugeFrom) look_through_huge_pages(rank);
   MPI_CHECK(MPI_Win_lock_all(MPI_MODE_NOCHECK, window_));
   MPI_CHECK(MPI_Barrier(node));
 }
 
+void SharedSegment::look_through_huge_pages(int rank) {
+  for (char*& base : bases_) {
+    char* const view = huge_view(base, bytes_);
+    if (view == nullptr) continue;
+    views_.push_back(view);
+    base = view;
+  }
+  make_huge(base(rank), bytes_);
+}
+
 void SharedSegment::free() {
   if (window_ == MPI_WIN_NULL) return;
+  for (char* const view : views_) drop_view(view, bytes_);
+  views_.clear();
   MPI_CHECK(MPI_Win_unlock_all(window_));
   MPI_CHECK(MPI_Win_free(&window_));
 }

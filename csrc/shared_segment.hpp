@@ -14,7 +14,7 @@ class SharedSegment {
  public:
   // Collective over `node`, whose ranks share memory: `bytes` of it for every rank, zeroed if
   // `zeroed`; otherwise no page is touched. Throws on every rank if the MPI library cannot give
-  // memory that all ranks see alike.
+  // memory that all ranks see alike. A long one that is zeroed lies on huge pages where possible.
   SharedSegment(MPI_Comm node, std::size_t bytes, bool zeroed);
 
   // Local, and frees nothing: a rank that ends by an exception must not wait for the others. The
@@ -30,9 +30,12 @@ class SharedSegment {
   std::size_t bytes() const { return bytes_; }
 
  private:
+  void look_through_huge_pages(int rank);
+
   std::size_t bytes_;
   MPI_Win window_ = MPI_WIN_NULL;
   std::vector<char*> bases_;
+  std::vector<char*> views_;  // those of bases_ that are not the MPI library's own
 };
 
 }  // namespace paropt

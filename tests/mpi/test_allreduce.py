@@ -267,6 +267,23 @@ def test_shared_memory_buffers(world, everywhere, op, dtype):
     everywhere(faults)
 
 
+def test_a_long_shared_memory_buffer(world, everywhere):
+    """Long enough for huge pages, where the kernel has them: parts of it lie on small ones."""
+    n, faults = 2_000_003, []
+    with Communicator(world) as comm:
+        whole = comm.empty(n)
+        if whole.any():
+            faults.append("not zeros")
+        for begin, end in ((0, n), (17, n - 700_000)):
+            parts = [part(rank, end - begin, np.dtype(np.float32)) for rank in range(comm.size)]
+            whole[begin:end] = parts[comm.rank]
+            comm.allreduce(whole[begin:end], "sum")
+            if not np.array_equal(whole[begin:end], expected(parts, "sum")):
+                faults.append(f"wrong sum from {begin} to {end}")
+        del whole
+    everywhere(faults)
+
+
 def test_slices_and_mixtures_of_shared_memory_buffers(world, everywhere):
     n, faults = 100_000, []
     parts = [part(rank, n, np.dtype(np.float32)) for rank in range(world.size)]
