@@ -14,7 +14,6 @@ from paropt_hpc.comm.lanes import Progress
 from paropt_hpc.comm.request import Request
 from paropt_hpc.comm.ring_allreduce import check_op, ring_volume, run_twin
 from paropt_hpc.comm.transport import Transport
-from paropt_hpc.errors import CollectiveTimeout
 
 __all__ = ["AllReduce"]
 

@@ -235,18 +235,21 @@ def _agree(
     )
     own = np.array([head.k, message.size, *common], dtype=np.int64)
     records = comm._transport.share_rows(own, "sparse_allreduce")
-    names = ("length", "bytes per value", "scheme", "op", "keep")
-    for name, column in zip(names, records[:, 2:].T, strict=True):
-        others = np.flatnonzero(column != column[0])
-        if others.size:
-            shown = ", ".join(map(str, others[:8].tolist()))
-            raise on_every_rank(
-                ValueError(
-                    f"sparse all-reduce: all ranks must pass the same {name}, but rank {shown} "
-                    "passed another one than rank 0"
-                )
-            )
+    if not (records[:, 2:] == own[2:]).all():
+        raise on_every_rank(ValueError(_difference(records[:, 2:])))
     return records
+
+
+def _difference(common: NDArray[np.int64]) -> str:
+    """Say what the ranks, a row each, should have passed alike and did not."""
+    names = ("length", "bytes per value", "scheme", "op", "keep")
+    differs = common != common[0]
+    column = int(np.flatnonzero(differs.any(axis=0))[0])
+    shown = ", ".join(map(str, np.flatnonzero(differs[:, column])[:8].tolist()))
+    return (
+        f"sparse all-reduce: all ranks must pass the same {names[column]}, but rank {shown} "
+        "passed another one than rank 0"
+    )
 
 
 def _run(call: _Call, scheme: str) -> SparseResult:

@@ -9,6 +9,7 @@ import sys, time
 import numpy as np
 from mpi4py import MPI
 from paropt_hpc import comm, errors
+from paropt_hpc.kernels.message import encode
 OPTIONS = {options}
 ranks = comm.Communicator(MPI.COMM_WORLD, **OPTIONS)
 def say(text):
@@ -52,6 +53,7 @@ def outcome(run_ranks, n, source, options="{}", **variables):
         "ranks.barrier()",
         "ranks.gather_scalars(1.0)",
         "ranks.allgather_bytes(np.zeros(4, np.uint8))",
+        "comm.sparse_allreduce(ranks, encode(None, np.ones(4), 4), np.zeros(4))",
     ],
 )
 def test_the_missing_rank_is_named_with_where_it_was_last_seen(run_ranks, call):
