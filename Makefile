@@ -70,7 +70,7 @@ test-unit: build $(OTHER_MPI)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist worksteal $(UNIT)
 
 FUZZ_SECONDS ?= 60
-FUZZED   := common index_codec libsvm message quantize
+FUZZED   := common index_codec libsvm message quantize reduce
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1 -g
 
 # More ranks than cores: one that waits gives its core away. Not for benchmarks.

@@ -6,10 +6,16 @@
 Timed is the whole way from a gradient to the accumulated result: selection with error feedback,
 encoding, exchange, decoding, summing. The dense peer has its buffer overwritten with the gradient
 before each call, as ours has. Volumes are counted, not timed, so that oversubscribed ranks will do.
+
+NumPy takes the faster of its two ways to partition, see bench_topk.py: that of AVX2. Set
+NPY_DISABLE_CPU_FEATURES to nothing where it is the other one.
 """
 
 import argparse
+import os
 import sys
+
+os.environ.setdefault("NPY_DISABLE_CPU_FEATURES", "AVX512_SPR AVX512_ICL X86_V4")
 
 import numpy as np
 from harness import Bench, arguments

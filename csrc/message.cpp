@@ -3,8 +3,10 @@
 #include <array>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "common.hpp"
+#include "reduce.hpp"
 
 namespace paropt {
 namespace {
@@ -215,9 +217,10 @@ void decode_message(const std::uint8_t* data, const MessageHeader& header, I* in
   }
 }
 
+// The header of a message that must be for n entries which decode to T, all but its indices
+// verified.
 template <class T>
-void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t n, T scale,
-                        T* dense) {
+static MessageHeader verified_header(const std::uint8_t* data, std::size_t size, std::size_t n) {
   const MessageHeader header = read_header(data, size);
   if (!decodes_to<T>(header.value_type) || header.n != n) {
     throw FormatError("message must be for " + std::to_string(n) + " entries of " +
@@ -226,10 +229,36 @@ void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t 
                       decoded_name(header.value_type == ValueType::float64));
   }
   verify_message(data, size, header);
+  return header;
+}
+
+template <class T>
+void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t n, T scale,
+                        T* dense) {
+  const MessageHeader header = verified_header<T>(data, size, n);
   const std::uint8_t* payload = data + kHeaderBytes;
   validate_indices(payload, header.index_bytes, n, header.k, header.codec);
   decode_scatter_add(payload, header.index_bytes, n, header.k, header.codec, header.value_type,
                      payload + padded(header.index_bytes), scale, dense);
+}
+
+template <class T, class I>
+void decode_sum_messages(const MessageBytes* messages, std::size_t count, std::size_t n, T scale,
+                         I* indices, T* values, std::size_t room, T* dense) {
+  std::vector<Sparse<T, I>> vectors;
+  std::size_t used = 0;
+  for (std::size_t m = 0; m < count; ++m) {
+    const auto& [data, size] = messages[m];
+    const MessageHeader header = verified_header<T>(data, size, n);
+    if (header.k > room - used) {
+      throw std::invalid_argument("indices and values must have room for all entries, got " +
+                                  std::to_string(room));
+    }
+    decode_message(data, header, indices + used, values + used);
+    vectors.push_back({indices + used, values + used, header.k});
+    used += header.k;
+  }
+  scatter_sum(dense, n, vectors.data(), count, scale);
 }
 
 template std::uint64_t needed_message_bytes(const std::uint32_t*, std::size_t, std::uint64_t, Codec,
@@ -246,5 +275,13 @@ template void decode_message(const std::uint8_t*, const MessageHeader&, std::uin
 template void decode_message(const std::uint8_t*, const MessageHeader&, std::uint64_t*, double*);
 template void decode_add_message(const std::uint8_t*, std::size_t, std::size_t, float, float*);
 template void decode_add_message(const std::uint8_t*, std::size_t, std::size_t, double, double*);
+
+#define PAROPT_INSTANTIATE_SUM(T, I)                                                          \
+  template void decode_sum_messages(const MessageBytes*, std::size_t, std::size_t, T, I*, T*, \
+                                    std::size_t, T*)
+PAROPT_INSTANTIATE_SUM(float, std::uint32_t);
+PAROPT_INSTANTIATE_SUM(float, std::uint64_t);
+PAROPT_INSTANTIATE_SUM(double, std::uint32_t);
+PAROPT_INSTANTIATE_SUM(double, std::uint64_t);
 
 }  // namespace paropt

@@ -57,6 +57,20 @@ template <class T>
 void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t n, T scale,
                         T* dense);
 
+struct MessageBytes {
+  const std::uint8_t* data;
+  std::size_t size;
+};
+
+// dense = scale * (sum of the vectors of some messages), overwriting what was there: bit for bit
+// what decode_add_message of one after the other makes of zeros, with the same checks before
+// anything is written. `indices` and `values` have room for the entries of all messages, else
+// std::invalid_argument; what was in them is lost. I is std::uint32_t or, for n above 2^32,
+// std::uint64_t.
+template <class T, class I>
+void decode_sum_messages(const MessageBytes* messages, std::size_t count, std::size_t n, T scale,
+                         I* indices, T* values, std::size_t room, T* dense);
+
 // The CRC-32 of zlib and Ethernet; `before` is that of the bytes before these.
 std::uint32_t crc32(const std::uint8_t* data, std::size_t size, std::uint32_t before = 0);
 

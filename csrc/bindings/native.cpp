@@ -206,19 +206,6 @@ void scatter_add(Array<T>& dense, const Array<I>& indices, const Array<T>& value
   unlocked([=] { paropt::scatter_add(d, n, i, v, k, scale); });
 }
 
-template <class T, class I>
-void scatter_sum(Array<T>& dense, const std::vector<std::pair<Array<I>, Array<T>>>& vectors,
-                 T scale) {
-  const std::size_t n = length(dense);
-  T* d = output(dense, n);
-  std::vector<paropt::Sparse<T, I>> parts;
-  for (const auto& [indices, values] : vectors) {
-    require(length(indices) == length(values), "indices and values must have the same length");
-    parts.push_back({input(indices), input(values), length(indices)});
-  }
-  unlocked([&] { paropt::scatter_sum(d, n, parts.data(), parts.size(), scale); });
-}
-
 std::uint64_t max_encoded_bytes(std::uint64_t n, std::uint64_t k, int codec) {
   require_counts(n, k);
   return paropt::max_encoded_bytes(n, k, codec_of(codec));
@@ -360,6 +347,20 @@ void decode_add_message(const Bytes& data, Array<T>& dense, T scale) {
   unlocked([=] { paropt::decode_add_message(d, size, n, scale, out); });
 }
 
+template <class T, class I>
+void decode_sum_messages(const std::vector<Bytes>& messages, Array<T>& dense, T scale,
+                         Array<I>& indices, Array<T>& values) {
+  std::vector<paropt::MessageBytes> parts;
+  for (const Bytes& data : messages) parts.push_back({input(data), length(data)});
+  const std::size_t n = length(dense), room = length(indices);
+  require_index_type<I>(n);
+  T* out = output(dense, n);
+  I* i = output(indices, room);
+  T* v = output(values, room);
+  unlocked(
+      [&] { paropt::decode_sum_messages(parts.data(), parts.size(), n, scale, i, v, room, out); });
+}
+
 std::uint32_t crc32(const Bytes& data) {
   const std::uint8_t* d = input(data);
   const std::size_t size = length(data);
@@ -397,8 +398,9 @@ void translate_format_error(std::exception_ptr pointer) {
 
 template <class T, class I>
 void define_for_pair(py::module_& m) {
-  m.def("scatter_sum", &scatter_sum<T, I>, py::arg("dense").noconvert(), py::arg("vectors"),
-        py::arg("scale"));
+  m.def("decode_sum_messages", &decode_sum_messages<T, I>, py::arg("messages"),
+        py::arg("dense").noconvert(), py::arg("scale"), py::arg("indices").noconvert(),
+        py::arg("values").noconvert());
   m.def("scatter_add", &scatter_add<T, I>, py::arg("dense").noconvert(),
         py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("scale"));
   m.def("decode_message", &decode_message<T, I>, py::arg("data").noconvert(),

@@ -38,7 +38,6 @@ from paropt_hpc.kernels import message as messages
 from paropt_hpc.kernels import topk
 from paropt_hpc.kernels.checks import check_array
 from paropt_hpc.kernels.index_codec import index_dtype
-from paropt_hpc.kernels.reduce import scatter_sum
 
 __all__ = ["SCHEMES", "SparseResult", "sparse_allreduce"]
 
@@ -295,14 +294,11 @@ def _sum_messages(call: _Call, views: list[NDArray[np.uint8]]) -> None:
         for view in views:
             messages.decode_add(view, call.dense, call.scale)
         return
-    indices = call.work.take("indices", index_dtype(n), total)
-    values = call.work.take("values", call.head.dtype, total)
-    vectors, at = [], 0
-    for view in views:
-        found = messages.decode(view, out=(indices[at:], values[at:]))
-        vectors.append((found.indices, found.values))
-        at += found.indices.size
-    scatter_sum(call.dense, vectors, call.scale)
+    workspace = (
+        call.work.take("indices", index_dtype(n), total),
+        call.work.take("values", call.head.dtype, total),
+    )
+    messages.decode_sum(views, call.dense, call.scale, workspace)
 
 
 def _dense(call: _Call) -> SparseResult:

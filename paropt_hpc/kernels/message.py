@@ -4,6 +4,7 @@ The bytes are described in ``docs/wire-format.md``. A receiver trusts nothing: w
 are, the functions here return what a sender encoded or raise MessageError.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = [
     "Header",
     "decode",
     "decode_add",
+    "decode_sum",
     "encode",
     "header",
     "max_bytes",
@@ -245,6 +247,53 @@ def decode_add(data: Any, dense: NDArray[Any], scale: float = 1) -> None:
     check_array("dense", dense, FLOATS, writable=True)
     check_separate("dense", dense, "data", data)
     implementation().decode_add_message(data, dense, float(scale))
+
+
+def decode_sum(
+    messages: Sequence[NDArray[np.uint8]],
+    dense: NDArray[Any],
+    scale: float = 1,
+    workspace: tuple[NDArray[Any], NDArray[Any]] | None = None,
+) -> None:
+    """Overwrite a dense vector with the sum of the vectors of some messages, times `scale`.
+
+    What `decode_add` of one after the other makes of zeros, bit for bit, but `dense` is written
+    only once: block by block, and past the caches where it is long.
+
+    Parameters
+    ----------
+    messages : sequence of ndarray of uint8
+        Not trusted.
+    dense : ndarray, shape (n,), float32 or float64
+        Of the messages' length, and of the dtype that their values decode to.
+    scale : float
+        Taken in the dtype of `dense`; the product is rounded before the sum.
+    workspace : (indices, values), optional
+        Arrays with room for the entries of all messages, dtypes ``index_dtype(n)`` and that of
+        `dense`; what was in them is lost. Default: new ones.
+
+    Raises
+    ------
+    MessageError
+        As `decode_add`; `dense` is then unchanged.
+    TypeError, ValueError
+        If an array has another dtype than it must, is strided, misaligned, read-only or too
+        short, or overlaps another.
+    """
+    check_array("dense", dense, FLOATS, writable=True)
+    if workspace is None:
+        room = sum(header(data).k for data in messages)
+        workspace = np.empty(room, index_dtype(dense.size)), np.empty(room, dense.dtype)
+    indices, values = workspace
+    check_array("indices", indices, (index_dtype(dense.size),), writable=True)
+    check_array("values", values, (dense.dtype,), writable=True, length=indices.size)
+    check_separate("dense", dense, "values", values)
+    check_separate("dense", dense, "indices", indices)
+    for data in messages:
+        check_array("messages", data, (_UINT8,))
+        for name, array in (("dense", dense), ("values", values), ("indices", indices)):
+            check_separate(name, array, "messages", data)
+    implementation().decode_sum_messages(list(messages), dense, float(scale), indices, values)
 
 
 def _check_out(

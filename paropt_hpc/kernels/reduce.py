@@ -1,6 +1,5 @@
 """Sums of dense and of sparse vectors, in place."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -9,7 +8,7 @@ from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.kernels.checks import FLOATS, check_array, check_separate
 from paropt_hpc.kernels.index_codec import index_dtype
 
-__all__ = ["add", "scatter_add", "scatter_sum"]
+__all__ = ["add", "scatter_add"]
 
 
 def add(out: NDArray[Any], array: NDArray[Any]) -> None:
@@ -62,36 +61,3 @@ def scatter_add(
     check_separate("dense", dense, "indices", indices)
     check_separate("dense", dense, "values", values)
     implementation().scatter_add(dense, indices, values, float(scale))
-
-
-def scatter_sum(
-    dense: NDArray[Any], vectors: Sequence[tuple[NDArray[Any], NDArray[Any]]], scale: float = 1
-) -> None:
-    """Overwrite `dense` with `scale` times the sum of sparse vectors.
-
-    What `scatter_add` of one after the other makes of zeros, bit for bit, but `dense` is written
-    only once.
-
-    Parameters
-    ----------
-    dense : ndarray, shape (n,), float32 or float64
-        Overwritten with the sum.
-    vectors : sequence of (indices, values)
-        Indices, shape (k,), dtype ``index_dtype(n)``, strictly ascending and below n; values, shape
-        (k,), dtype of dense. The k may differ.
-    scale : float
-        Taken in the dtype of `dense`; the product is rounded before the sum.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an array has the wrong dtype, shape or layout, or the indices of a vector are not
-        strictly ascending or not below n. Nothing has been written then.
-    """
-    check_array("dense", dense, FLOATS, writable=True)
-    for indices, values in vectors:
-        check_array("indices", indices, (index_dtype(dense.size),))
-        check_array("values", values, (dense.dtype,), length=indices.size)
-        check_separate("dense", dense, "indices", indices)
-        check_separate("dense", dense, "values", values)
-    implementation().scatter_sum(dense, list(vectors), float(scale))

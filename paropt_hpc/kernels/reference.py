@@ -41,6 +41,7 @@ __all__ = [
     "decode_add_message",
     "decode_indices",
     "decode_message",
+    "decode_sum_messages",
     "dequantize",
     "encode_full_message",
     "encode_indices",
@@ -62,7 +63,6 @@ __all__ = [
     "reach_take",
     "read_header",
     "scatter_add",
-    "scatter_sum",
     "swarm_move",
     "swarm_run",
     "take_better",
@@ -158,16 +158,6 @@ def scatter_add(dense: _Array, indices: _Array, values: _Array, scale: float) ->
 
 
 # ---- indices ---------------------------------------------------------------------------------
-
-
-def scatter_sum(dense: _Array, vectors: list[tuple[_Array, _Array]], scale: float) -> None:
-    """Overwrite with the sum of vectors whose indices ascend."""
-    for indices, _ in vectors:
-        if (indices[1:] <= indices[:-1]).any() or (indices.size and indices[-1] >= dense.size):
-            raise ValueError("indices must be strictly ascending and below the length of dense")
-    dense[:] = 0
-    for indices, values in vectors:
-        scatter_add(dense, indices, values, scale)
 
 
 def choose_codec(indices: _Array, n: int) -> int:
@@ -598,6 +588,19 @@ def decode_add_message(data: _Bytes, dense: _Array, scale: float) -> None:
     indices, values = np.empty(k, np.uint64), np.empty(k, dtype)
     decode_message(data, indices, values)
     scatter_add(dense, indices, values, scale)
+
+
+def decode_sum_messages(
+    messages: list[_Bytes], dense: _Array, scale: float, indices: _Array, values: _Array
+) -> None:
+    """Overwrite with the sum of all messages' vectors; the workspace is for the native code."""
+    total = np.zeros_like(dense)
+    for data in messages:
+        decode_add_message(data, total, scale)
+    room = min(indices.size, values.size)
+    if sum(read_header(data)[4] for data in messages) > room:
+        raise ValueError(f"indices and values must have room for all entries, got {room}")
+    dense[:] = total
 
 
 def _check_kind(data: _Bytes) -> None:

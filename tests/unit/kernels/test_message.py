@@ -53,11 +53,23 @@ def check_decode_add(indices, values, n, codec, scale):
     np.testing.assert_array_equal(bits(dense), bits(expected))
 
 
+def check_decode_sum(dense, encoded, scale):
+    expected = np.zeros_like(dense)
+    for data in encoded:
+        message.decode_add(data, expected, scale)
+    dense[:] = np.nan
+    message.decode_sum(encoded, dense, scale)
+    np.testing.assert_array_equal(bits(dense), bits(expected))
+
+
 def check_rejected(data, n, dtype):
     """A bad message raises the same MessageError everywhere and changes nothing."""
     dense = np.ones(n, dtype)
     with pytest.raises(MessageError) as caught:
         message.decode_add(data, dense)
+    with pytest.raises(MessageError) as summed:
+        message.decode_sum([data], dense)
+    assert str(summed.value) == str(caught.value)
     assert (dense == 1).all()
     with pytest.raises(MessageError):
         message.decode(data)
@@ -290,6 +302,45 @@ def test_spare_bits_of_values_must_be_zero(path):
     bad = message.encode(indices, quantize.encode(values, "sign"), 50)
     bad[-1] |= 0x80
     assert "spare bits after the values" in check_rejected(with_checksum(bad), 50, np.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1, 1 / 3])
+@pytest.mark.parametrize("n", [0, 1, 15, 4095, 4096, 4097, 10_001])
+def test_sum_of_messages(path, dtype, n, scale):
+    counts = (0, n // 3, n, n // 50)
+    encoded = [message.encode(*sparse(n, k, dtype, k), n) for k in counts]
+    check_decode_sum(np.empty(n, dtype), encoded, scale)
+    check_decode_sum(np.empty(n, dtype), [], scale)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3, 15])
+@pytest.mark.parametrize("n", [1_048_576, 1_100_003])
+def test_sum_of_messages_at_any_place(path, n, offset):
+    dense = np.full(n + 32, 7, np.float32)
+    encoded = [message.encode(*sparse(n, 999, np.float32, seed), n) for seed in (1, 2)]
+    check_decode_sum(dense[offset : n + offset], encoded, 0.5)
+    assert (dense[:offset] == 7).all()
+    assert (dense[n + offset :] == 7).all()
+
+
+def test_sum_of_messages_in_a_workspace(path):
+    n, dense = 500, np.zeros(500, np.float32)
+    encoded = [message.encode(*sparse(n, k, np.float32), n) for k in (40, 60)]
+    message.decode_sum(encoded, dense, 1, (np.empty(100, np.uint32), np.empty(100, np.float32)))
+    check_decode_sum(dense.copy(), encoded, 1)
+    before = dense.copy()
+    damaged = encoded[1].copy()
+    damaged[-1] ^= 1
+    with pytest.raises(MessageError, match="altered"):
+        message.decode_sum([encoded[0], damaged], dense)
+    np.testing.assert_array_equal(dense, before)
+    short = np.empty(99, np.uint32), np.empty(99, np.float32)
+    with pytest.raises(ValueError, match="room for all entries, got 99"):
+        message.decode_sum(encoded, dense, 1, short)
+    np.testing.assert_array_equal(dense, before)
+    with pytest.raises(ValueError, match="dense and values must not overlap"):
+        message.decode_sum(encoded, dense, 1, (np.empty(500, np.uint32), dense))
 
 
 def test_padding_must_be_zero(path):

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paropt_hpc.kernels import backend, reduce
-from paropt_hpc.kernels.index_codec import index_dtype
 
 BLOCK = 65536
 DTYPES = [np.float32, np.float64]
@@ -118,46 +117,3 @@ def test_bad_index_changes_nothing(path):
     with pytest.raises(ValueError, match="below the length of dense, 4, got 4"):
         reduce.scatter_add(dense, u32(0, 4), values)
     assert not dense.any()
-
-
-def sparse(rng, n, k, dtype):
-    indices = np.sort(rng.choice(n, k, replace=False)).astype(index_dtype(n))
-    return indices, rng.standard_normal(k).astype(dtype)
-
-
-def check_scatter_sum(dense, vectors, scale):
-    expected = np.zeros_like(dense)
-    for indices, values in vectors:
-        reduce.scatter_add(expected, indices, values, scale)
-    dense[:] = np.nan
-    reduce.scatter_sum(dense, vectors, scale)
-    np.testing.assert_array_equal(bits(dense), bits(expected))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scale", [1, 1 / 3])
-@pytest.mark.parametrize("n", [0, 1, 15, 4095, 4096, 4097, 10_001])
-def test_scatter_sum_sizes(path, dtype, n, scale):
-    rng = np.random.default_rng(n)
-    vectors = [sparse(rng, n, k, dtype) for k in (0, n // 3, n, n // 50)]
-    check_scatter_sum(np.empty(n, dtype), vectors, scale)
-    check_scatter_sum(np.empty(n, dtype), [], scale)
-
-
-@pytest.mark.parametrize("offset", [0, 1, 3, 15])
-@pytest.mark.parametrize("n", [1_048_576, 1_100_003])
-def test_scatter_sum_of_long_vectors_at_any_place(path, n, offset):
-    rng = np.random.default_rng(offset)
-    whole = np.full(n + 32, 7, np.float32)
-    check_scatter_sum(whole[offset : n + offset], [sparse(rng, n, 999, np.float32)] * 2, 0.5)
-    assert (whole[:offset] == 7).all()
-    assert (whole[n + offset :] == 7).all()
-
-
-@pytest.mark.parametrize("indices", [[3, 2], [2, 2], [0, 5], [1, 2, 1]])
-def test_scatter_sum_refuses_bad_indices_before_it_writes(path, indices):
-    dense = np.full(5, 7, np.float32)
-    bad = np.array(indices, np.uint32), np.ones(len(indices), np.float32)
-    with pytest.raises(ValueError, match="strictly ascending and below the length of dense"):
-        reduce.scatter_sum(dense, [(np.zeros(1, np.uint32), np.ones(1, np.float32)), bad])
-    assert (dense == 7).all()
