@@ -58,6 +58,8 @@ of gossip (which does not average over all ranks: see the spectral gap).
 
 {sparse}
 
+{sparse_choice}
+
 Every rank picks its indices at random here, so that the ranges of a split hold nearly as much as
 was sent; where ranks agree on indices the split gains. Selection, coding and summing are not in
 these times.
@@ -77,7 +79,10 @@ def main() -> None:
         plot=PLOT,
         dense=dense_table(times),
         winners=winners_table(times),
-        choice=model_text(times),
+        choice=model_text(list(agreement.compare(times)), 'the model of `algorithm="auto"`'),
+        sparse_choice=model_text(
+            list(agreement.compare_sparse(times)), "the model of the sparse sum"
+        ),
         sparse=sparse_table(times),
         missing=missing_text(missing),
     )
@@ -115,15 +120,13 @@ def winners_table(times: dict) -> str:
     return "\n".join(lines)
 
 
-def model_text(times: dict) -> str:
-    """Say how often the model behind ``algorithm="auto"`` picks what wins here."""
-    compared = list(agreement.compare(times))
+def model_text(compared: list[agreement.Compared], of: str) -> str:
+    """Say how often a model picks what wins here."""
     wrong = [case for case in compared if case.ratio > NEAR]
     text = (
-        "With the latency and bandwidth of these links and hosts, the model of "
-        f'`algorithm="auto"` picks the fastest of ours, or one within {NEAR - 1:.0%} of it, in '
-        f"{len(compared) - len(wrong)} of "
-        f"{len(compared)} cases that were simulated with all of them."
+        f"With the latency and bandwidth of these links and hosts, {of} picks the fastest of ours, "
+        f"or one within {NEAR - 1:.0%} of it, in {len(compared) - len(wrong)} of {len(compared)} "
+        "cases that were simulated with all of them."
     )
     lines = [
         f"- {case.ranks} ranks, {case.per_host} a host, {case.n:,} floats, {case.link}: it picks "

@@ -27,6 +27,7 @@ __all__ = [
 _SAMPLES_PER_RANK = 24
 _MAX_SAMPLES = 1024
 _ENTRIES_PER_SAMPLE = 16  # samples of a short message must not outweigh it
+_LONG_GATHER = 512 * 1024  # bytes in all, MPIR_CVAR_ALLGATHER_LONG_MSG_SIZE of MPICH
 
 
 class Load(NamedTuple):
@@ -44,8 +45,9 @@ def choose_scheme(load: Load, link: Link, dense_seconds: float) -> str:
     the union of all:
 
     ===========  ==================================================================
-    all-gather   ``L a + (P-1) m / b`` with ``L = ceil(log2 P)``
-    split        ``(P-1 + 3 L) a + (P-1)/P (m + u) / b``: lengths, parts, what became
+    all-gather   ``g(P m)`` with ``g(n) = G a + (P-1)/P n / b``. MPI libraries gather
+                 less than 512 KiB in ``G = L = ceil(log2 P)`` rounds, more in P-1
+    split        ``(P-1 + 2 L) a + (P-1)/P m / b + g(u)``: lengths, parts, what became
                  of them, and the sums
     dense        what :class:`paropt_hpc.comm.tuning.CostModel` says
     ===========  ==================================================================
@@ -62,13 +64,18 @@ def choose_scheme(load: Load, link: Link, dense_seconds: float) -> str:
     {"allgather", "split", "dense"}
     """
     ranks, total = len(load.counts), int(load.nbytes.sum())
-    message, steps = total / ranks, math.ceil(math.log2(ranks))
+    rounds, others = math.ceil(math.log2(ranks)), (ranks - 1) / ranks
     union = load.union * total / max(1, int(load.counts.sum()))
+
+    def gather(nbytes: float) -> float:
+        latencies = rounds if nbytes < _LONG_GATHER else ranks - 1
+        return latencies * link.latency + others * nbytes / link.bandwidth
+
+    parts = (ranks - 1 + 2 * rounds) * link.latency + others * total / ranks / link.bandwidth
     seconds = {
         "dense": dense_seconds,
-        "allgather": steps * link.latency + (ranks - 1) * message / link.bandwidth,
-        "split": (ranks - 1 + 3 * steps) * link.latency
-        + (ranks - 1) / ranks * (message + union) / link.bandwidth,
+        "allgather": gather(total),
+        "split": parts + gather(union),
     }
     return min(seconds, key=lambda scheme: seconds[scheme])
 

@@ -36,6 +36,13 @@ def test_the_model_picks_what_wins(agreement, times):
     assert max(case.ratio for case in compared) < 1.3
 
 
+def test_the_model_of_sparse_sums_picks_what_wins(agreement, times):
+    compared = list(agreement.compare_sparse(times))
+    assert len(compared) >= 16
+    assert max(case.ratio for case in compared) < 1.1
+    assert {case.chosen for case in compared} == {"sparse-allgather", "sparse-split", "dense"}
+
+
 def test_both_ways_win_somewhere(agreement, times):
     # A model that always said the same would be of no use.
     chosen = {case.chosen for case in agreement.compare(times)}

@@ -117,14 +117,15 @@ def test_scheme_of_short_messages_is_that_of_the_fewest_rounds():
 
 
 @pytest.mark.parametrize("scheme_", ["allgather", "split"])
-def test_predicted_seconds(scheme_):
+@pytest.mark.parametrize(("m", "rounds"), [(40_000, 3), (400_000, 7)])
+def test_predicted_seconds(scheme_, m, rounds):
     """Between a dense time just below and just above what the table of the module says."""
-    a, b, ranks, m, u = 1e-3, 1e6, 8, 40_000, 2500
-    counts = np.full(ranks, 5000)  # eight bytes an entry
+    a, b, ranks, u = 1e-3, 1e6, 8, m // 4
+    counts = np.full(ranks, m // 8)  # eight bytes an entry
     union = u if scheme_ == "split" else 10**9
     seconds = {
-        "allgather": 3 * a + 7 * m / b,
-        "split": (7 + 9) * a + 7 / 8 * (m + 8 * u) / b,
+        "allgather": rounds * a + 7 * m / b,
+        "split": (7 + 6 + rounds) * a + 7 / 8 * (m + 8 * u) / b,
     }[scheme_]
     load = Load(counts, np.full(ranks, m), union)
     assert choose_scheme(load, Link(a, b), 1.001 * seconds) == scheme_
