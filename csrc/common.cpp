@@ -40,6 +40,11 @@ std::atomic<Isa>& chosen_isa() {
   return chosen;
 }
 
+std::atomic<std::size_t>& grain() {
+  static std::atomic<std::size_t> entries{std::size_t{1} << 20};
+  return entries;
+}
+
 }  // namespace
 
 const char* isa_name(Isa isa) {
@@ -75,5 +80,13 @@ int threads_for(std::size_t items, std::size_t grain) {
   const auto most = static_cast<std::size_t>(openmp_max_threads());
   return static_cast<int>(std::clamp<std::size_t>(items / grain, 1, most));
 }
+
+std::size_t entries_per_thread() { return grain().load(std::memory_order_relaxed); }
+
+void set_entries_per_thread(std::size_t entries) {
+  grain().store(std::max<std::size_t>(entries, 1), std::memory_order_relaxed);
+}
+
+int threads_for_entries(std::size_t n) { return threads_for(n, entries_per_thread()); }
 
 }  // namespace paropt

@@ -43,6 +43,13 @@ void set_isa(Isa isa);  // throws std::invalid_argument when this processor does
 // Threads for a loop over `items` independent items that should get at least `grain` each; 1
 // without OpenMP.
 int threads_for(std::size_t items, std::size_t grain);
+
+// Threads for a loop over the entries of an array, which is worth one for every
+// entries_per_thread(): at first 2^20, since waking a thread that sleeps takes as long as a few
+// hundred thousand entries in the cache. Setting it is meant for tests.
+int threads_for_entries(std::size_t n);
+std::size_t entries_per_thread();
+void set_entries_per_thread(std::size_t entries);
 int openmp_max_threads();
 void set_openmp_threads(int threads);  // for kernels called from this thread
 int thread_number();

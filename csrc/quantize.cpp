@@ -116,7 +116,7 @@ QuantizeCounts quantize(ValueType type, const float* values, float* residual, st
   const Job job = {type, values, residual, count, seed, out, out + scale_bytes(type, count)};
   const std::size_t chunks = ceil_div(count, kChunk);
   std::size_t saturated = 0, nonfinite = 0;
-  [[maybe_unused]] const int threads = threads_for(chunks, 2);
+  [[maybe_unused]] const int threads = threads_for_entries(count);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) \
     reduction(+ : saturated, nonfinite)
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {

@@ -18,13 +18,12 @@ constexpr std::size_t kScatterAhead = 128;  // entries
 
 namespace paropt {
 
-// Below two such blocks per thread, waking the threads costs more than they save.
 constexpr std::size_t kAddBlock = 65536;
 
 template <class T>
 void add(T* out, const T* in, std::size_t n) {
   const std::size_t blocks = ceil_div(n, kAddBlock);
-  [[maybe_unused]] const int threads = threads_for(blocks, 2);
+  [[maybe_unused]] const int threads = threads_for_entries(n);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::size_t first = b * kAddBlock;
@@ -91,7 +90,7 @@ void scatter_sum(T* dense, std::size_t n, const Sparse<T, I>* vectors, std::size
 
 float read_all(const float* in, std::size_t n) {
   const std::size_t blocks = ceil_div(n, kAddBlock);
-  [[maybe_unused]] const int threads = threads_for(blocks, 2);
+  [[maybe_unused]] const int threads = threads_for_entries(n);
   if (threads == 1) return PAROPT_DISPATCH(sum_all(in, n));
   float total = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : total)

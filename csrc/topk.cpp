@@ -48,8 +48,7 @@ constexpr std::size_t kAhead = 8192;     // bytes asked for ahead of their use
 namespace paropt {
 namespace {
 
-constexpr std::size_t kBlocksPerThread = 8;  // fewer are not worth a thread
-constexpr std::size_t kLine = 16;            // neighbouring entries sampled together
+constexpr std::size_t kLine = 16;  // neighbouring entries sampled together
 constexpr std::size_t kMostLines = 1024;
 constexpr std::size_t kSampledFrom = 512;  // shorter vectors go without a sample
 
@@ -139,7 +138,7 @@ class Search {
         k_(k),
         capacity_(std::min(n, std::max(2 * k, k + kBlock))),
         blocks_(ceil_div(n, kBlock)),
-        threads_(threads_for(blocks_, kBlocksPerThread)) {
+        threads_(threads_for_entries(n)) {
     thread_local Workspace workspace;
     Carver measure(nullptr);
     carve(measure);

@@ -455,6 +455,8 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.doc() = "CPU kernels; use them through paropt_hpc.kernels.";
   py::register_local_exception_translator(&translate_format_error);
   m.def(
+  m.def("entries_per_thread", &paropt::entries_per_thread);
+  m.def("set_entries_per_thread", &paropt::set_entries_per_thread, py::arg("entries"));
       "isa", [] { return std::string(paropt::isa_name(paropt::isa())); },
       "Name of the instruction set in use.");
   m.def("isas", &isas, "Names of those that this processor supports.");

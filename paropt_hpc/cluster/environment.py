@@ -1,6 +1,5 @@
 """What this installation has, what is missing, and how to get it."""
 
-import importlib
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from paropt_hpc import __version__
 from paropt_hpc.comm import Communicator, native
 from paropt_hpc.errors import ParoptError
+from paropt_hpc.kernels.backend import import_extension
 
 __all__ = ["Fact", "describe"]
 
@@ -134,6 +134,6 @@ def _optional(name: str) -> Fact:
 
 def _module(name: str) -> ModuleType | None:
     try:
-        return importlib.import_module(f"paropt_hpc.{name}")
+        return import_extension(name)
     except ImportError:
         return None

@@ -6,7 +6,6 @@ MPI is running as it sees it; only then does it get a communicator.
 """
 
 import functools
-import importlib
 import importlib.util
 import os
 from types import ModuleType
@@ -15,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from paropt_hpc.errors import ConfigError, MPIMismatchError
+from paropt_hpc.kernels.backend import import_extension
 
 __all__ = ["library", "load", "select"]
 
@@ -73,7 +73,7 @@ def load() -> ModuleType | None:
     if importlib.util.find_spec(_MODULE) is None:
         return None
     try:
-        module = importlib.import_module(_MODULE)
+        module = import_extension("_mpi")
     except ImportError as error:
         raise _mismatch(f"an MPI that cannot be loaded ({error})") from error
     built = module.built_with()

@@ -10,13 +10,14 @@ Two variables of the environment decide:
 """
 
 import functools
+import importlib
 import os
 from types import ModuleType
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import reference
 
-__all__ = ["BACKENDS", "ISAS", "implementation", "name", "native_module"]
+__all__ = ["BACKENDS", "ISAS", "implementation", "import_extension", "name", "native_module"]
 
 BACKENDS = ("native", "reference")
 ISAS = ("baseline", "avx2", "avx512")
@@ -51,11 +52,29 @@ def name() -> str:
     return "reference" if implementation() is reference else "native"
 
 
+def import_extension(module: str) -> ModuleType:
+    """Import ``paropt_hpc.<module>``, with OpenMP threads that sleep while they wait.
+
+    By default they spin for a while, which takes the core from a rank that has work to do. OpenMP
+    asks for its policy once, when the first extension module loads it; a user's own
+    ``OMP_WAIT_POLICY`` holds. Other packages bring OpenMP libraries of their own, and do not see
+    what is set here.
+    """
+    unset = "OMP_WAIT_POLICY" not in os.environ
+    if unset:
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+    try:
+        return importlib.import_module(f"paropt_hpc.{module}")
+    finally:
+        if unset:
+            del os.environ["OMP_WAIT_POLICY"]
+
+
 @functools.cache
 def native_module() -> ModuleType | None:
     """Return the native module with PAROPT_ISA applied, or None if it was not built."""
     try:
-        from paropt_hpc import _native
+        _native = import_extension("_native")
     except ImportError:
         return None
     forced = os.environ.get("PAROPT_ISA", "")

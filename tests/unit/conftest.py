@@ -29,10 +29,12 @@ def path(request, monkeypatch):
         yield request.param
         return
     monkeypatch.setenv("PAROPT_BACKEND", "native")
-    before = native.isa(), native.openmp_threads()
+    before = native.isa(), native.openmp_threads(), native.entries_per_thread()
     isa, threads = request.param.split("-")
     native.set_isa(isa)
     native.set_openmp_threads(int(threads))
+    native.set_entries_per_thread(2**17)  # two threads for short arrays as well
     yield request.param
     native.set_isa(before[0])
     native.set_openmp_threads(before[1])
+    native.set_entries_per_thread(before[2])

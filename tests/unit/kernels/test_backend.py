@@ -78,3 +78,20 @@ def test_isa_of_another_processor(monkeypatch):
 def test_native_rejects_unknown_isa():
     with pytest.raises(ValueError, match="baseline, avx2 or avx512, got mmx"):
         backend.native_module().set_isa("mmx")
+
+
+@pytest.mark.parametrize(
+    ("own", "used"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "ACTIVE")]
+)
+def test_threads_that_wait_sleep(own, used):
+    program = (
+        "import os\n"
+        "before = dict(os.environ)\n"
+        "from paropt_hpc.kernels import backend\n"
+        "backend.native_module()\n"
+        "assert dict(os.environ) == before\n"
+    )
+    environment = {"OMP_DISPLAY_ENV": "true", "PYTHONSAFEPATH": "1", **own}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"OMP_WAIT_POLICY = '{used}'" in done.stderr
