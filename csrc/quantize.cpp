@@ -9,7 +9,6 @@ namespace paropt {
 
 constexpr std::size_t kGroup = 256;   // values with one scale
 constexpr std::size_t kBatch = 4096;  // values whose codes fit the L1 cache
-constexpr std::size_t kAhead = 2048;  // values; the processor's own prefetching stops at each page
 constexpr std::uint32_t kGolden = 0x9e3779b9;
 constexpr float kQsgdUnit = 4096, kLeastQsgdScale = 0x1p-110f;  // so that unit / scale is finite
 
@@ -66,11 +65,29 @@ struct Job {
   std::uint64_t seed;
   std::uint8_t *scales, *codes;
 
-  // Quantise at most kBatch values from `first` on. The codes are made in the cache, in whole
-  // groups: padding becomes zeros, as spare bits must be.
-  QuantizeCounts batch(std::size_t first) const {
-    alignas(64) std::uint8_t made[2 * kBatch];
-    const std::size_t part = std::min(kBatch, count - first);
+  // Quantise the values [first, end), where first is a multiple of kBatch.
+  QuantizeCounts range(std::size_t first, std::size_t end) const {
+    const float* x = values + first;
+    float* rest = residual == nullptr ? nullptr : residual + first;
+    std::uint8_t* to = codes + first * code_bits(type) / 8;
+    const bool stream = count >= kStreamFrom;
+    if (type == ValueType::float16) {
+      return PAROPT_DISPATCH(quantize_half<Float16>(x, rest, end - first, to, stream));
+    }
+    if (type == ValueType::bfloat16) {
+      return PAROPT_DISPATCH(quantize_half<BFloat16>(x, rest, end - first, to, stream));
+    }
+    QuantizeCounts counts;
+    for (; first < end; first += kBatch) {
+      counts.nonfinite += batch(first, std::min(kBatch, end - first)).nonfinite;
+    }
+    return counts;
+  }
+
+  // Quantise at most kBatch values with scales. The codes are made in the cache, in whole groups:
+  // padding becomes zeros, as spare bits must be.
+  QuantizeCounts batch(std::size_t first, std::size_t part) const {
+    alignas(64) std::uint8_t made[kBatch];
     const QuantizeCounts counts = encode(first, part, made);
     std::uint8_t* to = codes + first * code_bits(type) / 8;
     const std::size_t bytes = (part * code_bits(type) + 7) / 8;
@@ -88,10 +105,6 @@ struct Job {
     const std::size_t group = first / kGroup;
     std::uint8_t* scale = scales + group * sizeof(float);
     switch (type) {
-      case ValueType::float16:
-        return PAROPT_DISPATCH(quantize_half<Float16>(x, rest, part, made));
-      case ValueType::bfloat16:
-        return PAROPT_DISPATCH(quantize_half<BFloat16>(x, rest, part, made));
       case ValueType::int8:
         return PAROPT_DISPATCH(
             quantize_scaled<ValueType::int8>(x, rest, part, seed, group, scale, made));
@@ -121,11 +134,9 @@ QuantizeCounts quantize(ValueType type, const float* values, float* residual, st
     reduction(+ : saturated, nonfinite)
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     const std::size_t end = std::min(count, (chunk + 1) * kChunk);
-    for (std::size_t first = chunk * kChunk; first < end; first += kBatch) {
-      const QuantizeCounts counts = job.batch(first);
-      saturated += counts.saturated;
-      nonfinite += counts.nonfinite;
-    }
+    const QuantizeCounts counts = job.range(chunk * kChunk, end);
+    saturated += counts.saturated;
+    nonfinite += counts.nonfinite;
     finish_streaming();
   }
   return {saturated, nonfinite};

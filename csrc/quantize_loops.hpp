@@ -82,10 +82,6 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE const float* accumulate(const float* __restri
                                                            const float* __restrict residual,
                                                            std::size_t count,
                                                            float* __restrict room) {
-  for (std::size_t i = 0; i < kGroup; i += 16) {
-    __builtin_prefetch(values + i + kAhead);
-    if (residual != nullptr) __builtin_prefetch(residual + i + kAhead);
-  }
   if (residual == nullptr && count == kGroup) return values;
   if (count == kGroup) {
     for (std::size_t i = 0; i < kGroup; ++i) room[i] = residual[i] + values[i];
@@ -102,18 +98,49 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::int32_t nearest(float x) {
   return static_cast<std::int32_t>(bits_of(x + 0x1.8p23f)) - 0x4b400000;
 }
 
-PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_int8(const float* x, float by,
-                                                    std::uint8_t* __restrict codes) {
+// Encode a group as int8 and return its scale.
+PAROPT_TARGET PAROPT_ALWAYS_INLINE float encode_int8(const float* x,
+                                                     std::uint8_t* __restrict codes) {
+#if PAROPT_LEVEL == 2
+  // The group stays in registers from the search for its scale to its codes.
+  __m512 group[kGroup / 16];
+  __m512i most[4] = {};
+  for (std::size_t i = 0; i < kGroup / 16; ++i) {
+    group[i] = _mm512_loadu_ps(x + 16 * i);
+    const __m512i bits = _mm512_castps_si512(group[i]);
+    const __m512i key = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    most[i % 4] = _mm512_max_epu32(most[i % 4], key);
+  }
+  most[0] =
+      _mm512_max_epu32(_mm512_max_epu32(most[0], most[1]), _mm512_max_epu32(most[2], most[3]));
+  const float scale = scale_for(_mm512_reduce_max_epu32(most[0]), 127, 0x1p-126f);
+#else
+  const float scale = scale_for(largest_key(x), 127, 0x1p-126f);
+#endif
+  if (!(scale > 0)) {
+    std::memset(codes, 0, kGroup);
+    return scale;
+  }
+  const float by = 1 / scale;
 #if PAROPT_LEVEL == 2
   const __m512 times = _mm512_set1_ps(by), round = _mm512_set1_ps(0x1.8p23f);
-  for (std::size_t i = 0; i < kGroup; i += 16) {
-    const __m512 steps = _mm512_mul_ps(_mm512_loadu_ps(x + i), times);
-    const __m512i code = _mm512_castps_si512(_mm512_add_ps(steps, round));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i), _mm512_cvtepi32_epi8(code));
+  // Bytes 0, 4, 8, ... of two vectors.
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i lowest = _mm512_add_epi32(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(0x10101010)),
+                                          _mm512_set1_epi32(0x0c080400));
+  for (std::size_t i = 0; i < kGroup / 16; i += 4) {
+    __m512i code[4];
+    for (std::size_t j = 0; j < 4; ++j) {
+      code[j] = _mm512_castps_si512(_mm512_add_ps(_mm512_mul_ps(group[i + j], times), round));
+    }
+    const __m512i low = _mm512_permutex2var_epi8(code[0], lowest, code[1]);
+    const __m512i high = _mm512_permutex2var_epi8(code[2], lowest, code[3]);
+    _mm512_storeu_si512(codes + 16 * i, _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1));
   }
 #else
   for (std::size_t i = 0; i < kGroup; ++i) codes[i] = static_cast<std::uint8_t>(nearest(x[i] * by));
 #endif
+  return scale;
 }
 
 // The last mixing steps of MurmurHash3 make 32 random bits of a counter.
@@ -225,6 +252,14 @@ PAROPT_TARGET void dequantize_qsgd4(const std::uint8_t* codes, std::size_t first
     const __m512 steps = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(code));
     _mm512_storeu_ps(out + i, _mm512_mul_ps(steps, _mm512_set1_ps(scale)));
   }
+#elif PAROPT_LEVEL == 1
+  // The code of each lane is moved to the top of 32 bits, whence its sign comes down with it.
+  const __m256i up = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
+  for (; first % 2 == 0 && i + 8 <= count; i += 8) {
+    const __m256i word = _mm256_set1_epi32(load<std::int32_t>(codes + (first + i) / 2));
+    const __m256 steps = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sllv_epi32(word, up), 28));
+    _mm256_storeu_ps(out + i, _mm256_mul_ps(steps, _mm256_set1_ps(scale)));
+  }
 #endif
   for (; i < count; ++i) {
     const unsigned nibble = codes[(first + i) / 2] >> (4 * ((first + i) & 1)) & 15u;
@@ -242,6 +277,16 @@ PAROPT_TARGET void dequantize_sign(const std::uint8_t* codes, std::size_t first,
     const __mmask16 minus = load<std::uint16_t>(codes + (first + i) / 8);
     _mm512_storeu_si512(out + i, _mm512_mask_xor_epi32(plus, minus, plus, sign));
   }
+#elif PAROPT_LEVEL == 1
+  // The bit of each lane is moved to the top of 32 bits.
+  const __m256i up = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24);
+  const __m256i sign = _mm256_set1_epi32(static_cast<int>(0x80000000));
+  const __m256i plus = _mm256_set1_epi32(static_cast<int>(bits_of(scale)));
+  for (; first % 8 == 0 && i + 8 <= count; i += 8) {
+    const __m256i byte = _mm256_set1_epi32(codes[(first + i) / 8]);
+    const __m256i minus = _mm256_and_si256(_mm256_sllv_epi32(byte, up), sign);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_xor_si256(plus, minus));
+  }
 #endif
   for (; i < count; ++i) {
     const std::uint32_t minus = codes[(first + i) / 8] >> ((first + i) & 7) & 1u;
@@ -257,17 +302,21 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE float encode_group(const float* x, std::size_
     encode_sign(x, codes);
     return mean_magnitude(x, count);
   }
-  constexpr bool kBytes = kType == ValueType::int8;
-  const float scale = kBytes ? scale_for(largest_key(x), 127, 0x1p-126f)
-                             : scale_for(largest_key(x), 7, kLeastQsgdScale);
-  if (!(scale > 0)) {
-    std::memset(codes, 0, kBytes ? kGroup : kGroup / 2);
-  } else if (kBytes) {
-    encode_int8(x, 1 / scale, codes);
-  } else {
+  if constexpr (kType == ValueType::int8) return encode_int8(x, codes);
+  const float scale = scale_for(largest_key(x), 7, kLeastQsgdScale);
+  if (scale > 0) {
     encode_qsgd4(x, kQsgdUnit / scale, random, codes);
+  } else {
+    std::memset(codes, 0, kGroup / 2);
   }
   return scale;
+}
+
+// What the code of a finite value says; by = 1 / scale.
+template <ValueType kType>
+PAROPT_TARGET PAROPT_ALWAYS_INLINE float sent_for(float acc, float scale, float by) {
+  if (kType == ValueType::sign) return float_of(bits_of(scale) | (bits_of(acc) & 0x80000000));
+  return (acc * by + 0x1.8p23f - 0x1.8p23f) * scale;  // to nearest, as encode_int8 does it
 }
 
 // Leave in the residual what the codes of a group do not say; where its scale is NaN, that is all
@@ -276,12 +325,18 @@ template <ValueType kType>
 PAROPT_TARGET PAROPT_ALWAYS_INLINE void keep_group(const float* acc, std::size_t count, float scale,
                                                    const std::uint8_t* codes,
                                                    float* __restrict residual) {
-  alignas(64) float sent[kGroup];
-  scale = scale == scale ? scale : 0;
-  if (kType == ValueType::int8) dequantize_int8(codes, 0, kGroup, scale, sent);
-  if (kType == ValueType::qsgd4) dequantize_qsgd4(codes, 0, kGroup, scale, sent);
-  if (kType == ValueType::sign) dequantize_sign(codes, 0, kGroup, scale, sent);
-  keep(acc, sent, count, residual);
+  if (scale != scale) {
+    for (std::size_t i = 0; i < count; ++i) residual[i] = kept(acc[i], 0);
+  } else if (kType == ValueType::qsgd4) {
+    alignas(64) float sent[kGroup];
+    dequantize_qsgd4(codes, 0, kGroup, scale, sent);
+    for (std::size_t i = 0; i < count; ++i) residual[i] = acc[i] - sent[i];
+  } else {
+    const float by = scale > 0 ? 1 / scale : 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      residual[i] = acc[i] - sent_for<kType>(acc[i], scale, by);
+    }
+  }
 }
 
 // Quantise at most kBatch values; whole groups of codes are written.

@@ -71,17 +71,25 @@ def test_sizes(path, value_type, size):
     check_encode(normal(size), value_type, normal(size, 1), seed=2**64 - 1)
 
 
-@pytest.mark.parametrize("value_type", ["float16", "int8"])
-def test_codes_that_go_past_the_caches(path, value_type):
+@pytest.mark.parametrize(
+    ("value_type", "offset"), [("float16", 2), ("bfloat16", 6), ("float16", 3), ("int8", 3)]
+)
+def test_codes_that_go_past_the_caches(path, value_type, offset):
     size = 2**22 + 300
     values = np.tile(normal(2**16), 65)[:size]
+    values[[5, 2**20, -2]] = np.inf, np.nan, 3.4e38
+    residual, twin_residual = values[::-1].copy(), values[::-1].copy()
     twin = np.empty(quantize.encoded_bytes(value_type, size), np.uint8)
-    reference.quantize(values, None, ValueType[value_type.upper()], 0, twin)
+    number = ValueType[value_type.upper()]
+    expected = reference.quantize(values, twin_residual, number, 0, twin)
     room = np.full(twin.size + 10, 7, np.uint8)
-    got = quantize.encode(values, value_type, out=room[3:-7])  # no line of it begins where it does
+    out = room[offset : offset + twin.size]  # no line of it begins where it does
+    got = quantize.encode(values, value_type, residual, out=out)
     assert np.array_equal(got.data, twin)
-    assert (room[:3] == 7).all()
-    assert (room[-7:] == 7).all()
+    assert (got.saturated, got.nonfinite) == expected
+    np.testing.assert_array_equal(bits(residual), bits(twin_residual))
+    assert (room[:offset] == 7).all()
+    assert (room[offset + twin.size :] == 7).all()
 
 
 @pytest.mark.parametrize("value_type", TYPES)
