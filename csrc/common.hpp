@@ -134,6 +134,19 @@ PAROPT_ALWAYS_INLINE void store(std::uint8_t* bytes, U value) {
   std::memcpy(bytes, &value, sizeof value);
 }
 
+// The numbers of the lanes of a vector of bytes.
+struct Places {
+  alignas(64) std::uint8_t at[64];
+};
+
+constexpr Places make_places() {
+  Places places{};
+  for (int i = 0; i < 64; ++i) places.at[i] = static_cast<std::uint8_t>(i);
+  return places;
+}
+
+constexpr Places kPlaces = make_places();
+
 inline std::size_t ceil_div(std::size_t a, std::size_t b) { return a / b + (a % b != 0); }
 
 // Number of bits of x, 0 for 0.

@@ -4,15 +4,21 @@
 #include <string>
 
 #include "common.hpp"
+#include "workspace.hpp"
 
 namespace paropt {
 
 constexpr std::size_t kBlock = 1024;  // indices with one parameter
 constexpr std::size_t kSlack = 64;    // what the loops may touch past a stream
-constexpr std::size_t kScatterAhead = 128;
 
 }  // namespace paropt
 
+#define PAROPT_LOOPS "ones_loops.hpp"
+#include "foreach_isa.hpp"
+#undef PAROPT_LOOPS
+#define PAROPT_LOOPS "scatter_loops.hpp"
+#include "foreach_isa.hpp"
+#undef PAROPT_LOOPS
 #define PAROPT_LOOPS "index_codec_loops.hpp"
 #include "foreach_isa.hpp"
 
@@ -361,48 +367,59 @@ void decode_indices(const std::uint8_t* data, std::size_t size, std::uint64_t n,
   });
 }
 
-// Let the size of n choose the type of the indices that the sink gets.
-template <class Sink>
-void walk_with_narrow_indices(const std::uint8_t* data, std::size_t size, std::uint64_t n,
-                              std::size_t k, Codec codec, Sink sink) {
-  if (n <= std::uint64_t{1} << 32) return walk<std::uint32_t>(data, size, n, k, codec, sink);
-  walk<std::uint64_t>(data, size, n, k, codec, sink);
-}
-
 void validate_indices(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
                       Codec codec) {
   if (codec == Codec::bitmap) return check_bitmap(data, size, n, k);
   if (codec == Codec::full) return check_full(size, n, k);
-  walk_with_narrow_indices(data, size, n, k, codec, [](const auto*, std::size_t, std::size_t) {});
+  const auto nowhere = [](const auto*, std::size_t, std::size_t) {};
+  if (n <= std::uint64_t{1} << 32) return walk<std::uint32_t>(data, size, n, k, codec, nowhere);
+  walk<std::uint64_t>(data, size, n, k, codec, nowhere);
 }
 
-template <class T>
-void decode_scatter_add(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
-                        Codec codec, ValueType type, const std::uint8_t* values, T scale,
-                        T* dense) {
-  const auto load_values = [=](std::size_t first, std::size_t count, T* decoded) {
+namespace {
+
+// Hand the values to add(values, first, count), block by block.
+template <class T, class Add>
+void for_each_block(ValueType type, const std::uint8_t* values, std::size_t k, Add add) {
+  for (std::size_t first = 0; first < k; first += kBlock) {
+    T decoded[kBlock];
+    const std::size_t count = std::min(kBlock, k - first);
     if constexpr (sizeof(T) == 8) {
       std::memcpy(decoded, values + first * sizeof(T), count * sizeof(T));
     } else {
       dequantize(type, values, k, first, count, decoded);
     }
-  };
+    add(decoded, first, count);
+  }
+}
+
+template <class I, class T>
+void scatter_decoded(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
+                     Codec codec, ValueType type, const std::uint8_t* values, T scale, T* dense) {
+  thread_local Workspace workspace;
+  I* indices = reinterpret_cast<I*>(workspace.room(k * sizeof(I)));
+  decode_indices(data, size, n, k, codec, indices);
+  for_each_block<T>(type, values, k, [=](const T* decoded, std::size_t first, std::size_t count) {
+    PAROPT_DISPATCH(scatter_block(dense, indices + first, decoded, count, k - first, scale));
+  });
+}
+
+}  // namespace
+
+template <class T>
+void decode_scatter_add(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
+                        Codec codec, ValueType type, const std::uint8_t* values, T scale,
+                        T* dense) {
   if (codec == Codec::full) {
     check_full(size, n, k);
-    for (std::size_t first = 0; first < k; first += kBlock) {
-      T decoded[kBlock];
-      const std::size_t count = std::min(kBlock, k - first);
-      load_values(first, count, decoded);
+    for_each_block<T>(type, values, k, [=](const T* decoded, std::size_t first, std::size_t count) {
       PAROPT_DISPATCH(add_block(dense + first, decoded, count, scale));
-    }
-    return;
+    });
+  } else if (n <= std::uint64_t{1} << 32) {
+    scatter_decoded<std::uint32_t>(data, size, n, k, codec, type, values, scale, dense);
+  } else {
+    scatter_decoded<std::uint64_t>(data, size, n, k, codec, type, values, scale, dense);
   }
-  walk_with_narrow_indices(data, size, n, k, codec,
-                           [=](const auto* indices, std::size_t first, std::size_t count) {
-                             T decoded[kBlock];
-                             load_values(first, count, decoded);
-                             PAROPT_DISPATCH(scatter_block(dense, indices, decoded, count, scale));
-                           });
 }
 
 template std::uint64_t needed_bytes(const std::uint32_t*, std::size_t, std::uint64_t, Codec,

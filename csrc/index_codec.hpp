@@ -60,9 +60,9 @@ void decode_indices(const std::uint8_t* data, std::size_t size, std::uint64_t n,
 void validate_indices(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
                       Codec codec);
 
-// dense[index] += scale * values[j] for the j-th index, without a list of them between; the values
-// are the bytes of k values of a type that decodes to T. Call validate_indices first: this
-// function throws too, but not before the first write.
+// dense[index] += scale * values[j] for the j-th index, after all checks of decode_indices; the
+// values are the bytes of k values of a type that decodes to T. The calling thread keeps room for k
+// indices for its next call.
 template <class T>
 void decode_scatter_add(const std::uint8_t* data, std::size_t size, std::uint64_t n, std::size_t k,
                         Codec codec, ValueType type, const std::uint8_t* values, T scale, T* dense);

@@ -178,23 +178,11 @@ PAROPT_TARGET std::size_t count_ones(const std::uint8_t* bytes, std::size_t size
 // are readable for a whole word past their last one.
 PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t list_ones16(const std::uint8_t* bytes,
                                                            std::size_t size, std::uint16_t* out) {
-  alignas(64) std::uint8_t count_up[64];
-  for (int i = 0; i < 64; ++i) count_up[i] = static_cast<std::uint8_t>(i);
-  const __m512i places = _mm512_load_si512(count_up);
   const std::uint16_t* begin = out;
   for (std::size_t i = 0; i < size; i += 8) {
     std::uint64_t word = load<std::uint64_t>(bytes + i);
     if (size - i < 8) word &= (std::uint64_t{1} << (8 * (size - i))) - 1;
-    const __m512i found = _mm512_mask_compress_epi8(places, word, places);
-    const __m512i first = _mm512_set1_epi16(static_cast<short>(8 * i));
-    const __m512i low = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(found));
-    _mm512_storeu_si512(out, _mm512_add_epi16(low, first));
-    const int ones = __builtin_popcountll(word);
-    if (ones > 32) {
-      const __m512i high = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(found, 1));
-      _mm512_storeu_si512(out + 32, _mm512_add_epi16(high, first));
-    }
-    out += ones;
+    out = append_ones<false>(word, 8 * i, out);
   }
   return static_cast<std::size_t>(out - begin);
 }
@@ -320,21 +308,6 @@ PAROPT_TARGET void set_ones(const I* indices, std::size_t k, std::uint8_t* bytes
   for (std::size_t i = 0; i < k; ++i) {
     bytes[indices[i] >> 3] |= static_cast<std::uint8_t>(1u << (indices[i] & 7));
   }
-}
-
-template <class T, class I>
-PAROPT_TARGET void scatter_block(T* dense, const I* indices, const T* values, std::size_t count,
-                                 T scale) {
-  // The lines are far apart: a processor that waits for some does not see far enough ahead.
-  for (std::size_t i = 0; i < count && i < kScatterAhead; ++i) {
-    __builtin_prefetch(dense + indices[i], 1);
-  }
-  std::size_t i = 0;
-  for (; i + kScatterAhead < count; ++i) {
-    __builtin_prefetch(dense + indices[i + kScatterAhead], 1);
-    dense[indices[i]] += scale * values[i];
-  }
-  for (; i < count; ++i) dense[indices[i]] += scale * values[i];
 }
 
 template <class T>

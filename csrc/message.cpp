@@ -237,7 +237,6 @@ void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t 
                         T* dense) {
   const MessageHeader header = verified_header<T>(data, size, n);
   const std::uint8_t* payload = data + kHeaderBytes;
-  validate_indices(payload, header.index_bytes, n, header.k, header.codec);
   decode_scatter_add(payload, header.index_bytes, n, header.k, header.codec, header.value_type,
                      payload + padded(header.index_bytes), scale, dense);
 }

@@ -7,12 +7,9 @@
 
 #include "common.hpp"
 
-namespace paropt {
-
-constexpr std::size_t kScatterAhead = 128;  // entries
-
-}  // namespace paropt
-
+#define PAROPT_LOOPS "scatter_loops.hpp"
+#include "foreach_isa.hpp"
+#undef PAROPT_LOOPS
 #define PAROPT_LOOPS "reduce_loops.hpp"
 #include "foreach_isa.hpp"
 
@@ -40,7 +37,7 @@ void scatter_add(T* dense, std::size_t n, const I* indices, const T* values, std
     throw std::invalid_argument("indices must be below the length of dense, " + std::to_string(n) +
                                 ", got " + std::to_string(most));
   }
-  PAROPT_DISPATCH(scatter_add_block(dense, indices, values, k, scale));
+  PAROPT_DISPATCH(scatter_block(dense, indices, values, k, k, scale));
 }
 
 namespace {

@@ -12,17 +12,6 @@ PAROPT_TARGET I largest(const I* indices, std::size_t k) {
   return most;
 }
 
-template <class T, class I>
-PAROPT_TARGET void scatter_add_block(T* dense, const I* indices, const T* values, std::size_t k,
-                                     T scale) {
-  std::size_t i = 0;  // far lines: a processor that waits for some does not see far enough ahead
-  for (; i + kScatterAhead < k; ++i) {
-    __builtin_prefetch(dense + indices[i + kScatterAhead], 1);
-    dense[indices[i]] += scale * values[i];
-  }
-  for (; i < k; ++i) dense[indices[i]] += scale * values[i];
-}
-
 // Whether the indices rise, and the last one is below n.
 template <class I>
 PAROPT_TARGET bool rising(const I* indices, std::size_t k, std::size_t n) {

@@ -25,6 +25,7 @@
 #include "common.hpp"
 
 namespace paropt {
+#include "workspace.hpp"
 
 // Where the winners end: all keys above `key` win, and the first `ties` candidates equal to it.
 template <class T>
@@ -51,29 +52,6 @@ namespace {
 constexpr std::size_t kLine = 16;  // neighbouring entries sampled together
 constexpr std::size_t kMostLines = 1024;
 constexpr std::size_t kSampledFrom = 512;  // shorter vectors go without a sample
-
-// Memory that stays with the calling thread: getting it anew from the system would cost more page
-// faults than the whole selection takes. A piece that was far too large many times in a row is
-// given back; not at once, since buckets large and small may take turns.
-class Workspace {
- public:
-  std::uint8_t* room(std::size_t bytes) {
-    idle_ = bytes < bytes_ / 8 ? idle_ + 1 : 0;
-    if (bytes > bytes_ || idle_ > kPatience) {
-      memory_.reset();
-      memory_.reset(new std::uint8_t[bytes]);
-      bytes_ = bytes;
-      idle_ = 0;
-    }
-    return memory_.get();
-  }
-
- private:
-  static constexpr int kPatience = 64;
-  std::unique_ptr<std::uint8_t[]> memory_;
-  std::size_t bytes_ = 0;
-  int idle_ = 0;
-};
 
 // Cuts pieces off one piece of memory; with none it only measures.
 class Carver {
