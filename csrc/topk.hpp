@@ -41,9 +41,7 @@ struct Reach {
 template <class T>
 Reach reach_count(const T* gradient, T* residual, std::size_t n, KeyOf<T> bound);
 
-// List them, ascending; indices and values have room for all and kReachSlack more. With `clear`,
-// which is acc then, they are set to 0 there.
-constexpr std::size_t kReachSlack = 32;
+// List all that were found, ascending. With `clear`, which is acc then, they are set to 0 there.
 template <class T, class I>
 void reach_take(const T* acc, T* clear, std::size_t n, KeyOf<T> bound, I* indices, T* values);
 

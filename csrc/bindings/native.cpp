@@ -147,37 +147,30 @@ std::size_t topk(const py::array& gradient, const std::optional<py::array>& resi
   });
 }
 
-py::tuple reach_count(const py::array& gradient, const std::optional<py::array>& residual,
-                      std::uint64_t key) {
+template <class T, class I>
+py::tuple reach_as(const T* gradient, T* residual, std::size_t n, paropt::KeyOf<T> bound,
+                   const py::dtype& dtype) {
+  const paropt::Reach reach =
+      unlocked([=] { return paropt::reach_count(gradient, residual, n, bound); });
+  py::array_t<I> indices(static_cast<py::ssize_t>(reach.found));
+  py::array values(dtype, static_cast<py::ssize_t>(reach.found));
+  I* i = indices.mutable_data();
+  T* v = static_cast<T*>(values.mutable_data());
+  const T* acc = residual == nullptr ? gradient : residual;
+  unlocked([=] { paropt::reach_take(acc, residual, n, bound, i, v); });
+  return py::make_tuple(indices, values, reach.nonfinite);
+}
+
+py::tuple reach(const py::array& gradient, const std::optional<py::array>& residual,
+                std::uint64_t key) {
   const auto n = static_cast<std::size_t>(gradient.size());
   return with_floats(gradient, [&](auto* g) {
     using T = std::remove_pointer_t<decltype(g)>;
     T* r = residual_pointer<T>(residual, n);
     const auto bound = static_cast<paropt::KeyOf<T>>(key);
-    const paropt::Reach reach = unlocked([=] { return paropt::reach_count(g, r, n, bound); });
-    return py::make_tuple(reach.found, reach.nonfinite);
-  });
-}
-
-void reach_take(const py::array& acc, bool clear, std::uint64_t key, std::size_t k,
-                const py::array& indices, const py::array& values) {
-  const auto n = static_cast<std::size_t>(acc.size());
-  const std::size_t room = k + paropt::kReachSlack;
-  with_floats(acc, [&](auto* a) {
-    using T = std::remove_pointer_t<decltype(a)>;
-    require(!clear || acc.writeable(), "array must be writable");
-    const auto bound = static_cast<paropt::KeyOf<T>>(key);
-    T* v = pointer<T>(values, room, true);
-    const auto take = [&](auto* i) {
-      require(paropt::reach_count<T>(a, nullptr, n, bound).found == k, "k entries must reach key");
-      unlocked([=] { paropt::reach_take(a, clear ? a : nullptr, n, bound, i, v); });
-    };
-    if (holds<std::uint32_t>(indices)) {
-      require_index_type<std::uint32_t>(n);
-      take(pointer<std::uint32_t>(indices, room, true));
-    } else {
-      take(pointer<std::uint64_t>(indices, room, true));
-    }
+    return n <= std::uint64_t{1} << 32
+               ? reach_as<T, std::uint32_t>(g, r, n, bound, gradient.dtype())
+               : reach_as<T, std::uint64_t>(g, r, n, bound, gradient.dtype());
   });
 }
 
@@ -455,8 +448,6 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.doc() = "CPU kernels; use them through paropt_hpc.kernels.";
   py::register_local_exception_translator(&translate_format_error);
   m.def(
-  m.def("entries_per_thread", &paropt::entries_per_thread);
-  m.def("set_entries_per_thread", &paropt::set_entries_per_thread, py::arg("entries"));
       "isa", [] { return std::string(paropt::isa_name(paropt::isa())); },
       "Name of the instruction set in use.");
   m.def("isas", &isas, "Names of those that this processor supports.");
@@ -464,11 +455,11 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("openmp_threads", &paropt::openmp_max_threads, "Threads per kernel; 1 without OpenMP.");
   m.def("set_openmp_threads", &set_openmp_threads, py::arg("threads"),
         "Set the threads of kernels that this thread calls.");
+  m.def("entries_per_thread", &paropt::entries_per_thread);
+  m.def("set_entries_per_thread", &paropt::set_entries_per_thread, py::arg("entries"));
   m.def("topk", &topk, py::arg("gradient"), py::arg("residual"), py::arg("k"), py::arg("indices"),
         py::arg("values"), py::arg("hint") = py::none());
-  m.def("reach_count", &reach_count, py::arg("gradient"), py::arg("residual"), py::arg("key"));
-  m.def("reach_take", &reach_take, py::arg("acc"), py::arg("clear"), py::arg("key"), py::arg("k"),
-        py::arg("indices"), py::arg("values"));
+  m.def("reach", &reach, py::arg("gradient"), py::arg("residual"), py::arg("key"));
   m.def("read_all", &read_all, py::arg("array").noconvert(),
         "Sum an array at the speed of the memory: the floor of whatever reads it once.");
   define_for_value<float>(m);

@@ -59,8 +59,7 @@ __all__ = [
     "normals",
     "parse_libsvm",
     "quantize",
-    "reach_count",
-    "reach_take",
+    "reach",
     "read_header",
     "scatter_add",
     "swarm_move",
@@ -107,21 +106,16 @@ def topk(
     return _nonfinite(acc)
 
 
-def reach_count(gradient: _Array, residual: _Array | None, key: int) -> tuple[int, int]:
-    """Return how many keys reach `key` and how many entries are not finite."""
+def reach(gradient: _Array, residual: _Array | None, key: int) -> tuple[_Array, _Array, int]:
+    """Return the entries whose key reaches `key`, and how many of all are not finite."""
     acc = _accumulated(gradient, residual)
+    nonfinite = _nonfinite(acc)
+    indices = np.flatnonzero(keys(acc) >= key)
+    values = acc[indices]
     if residual is not None:
         residual[:] = acc
-    return int(np.count_nonzero(keys(acc) >= key)), _nonfinite(acc)
-
-
-def reach_take(acc: _Array, clear: bool, key: int, k: int, indices: _Array, values: _Array) -> None:
-    """List the k entries whose key reaches `key`; set them to 0 in `acc` if `clear`."""
-    winners = np.flatnonzero(keys(acc) >= key)
-    indices[:k] = winners
-    values[:k] = acc[winners]
-    if clear:
-        acc[winners] = 0
+        residual[indices] = 0
+    return indices.astype(_raw_dtype(acc.size)), values, nonfinite
 
 
 def keys(array: _Array) -> _Array:

@@ -17,8 +17,6 @@ from paropt_hpc.kernels.rng import philox
 
 __all__ = ["Hint", "Selection", "random", "select", "threshold"]
 
-_SLACK = 32  # entries that `reach_take` may write past its result
-
 
 class Selection(NamedTuple):
     """What was selected."""
@@ -147,11 +145,7 @@ def threshold(
         check_separate("residual", residual, "gradient", gradient)
     with np.errstate(over="ignore"):
         key = int(keys(np.array([threshold], dtype))[0])
-    k, nonfinite = implementation().reach_count(gradient, residual, key)
-    indices, values = np.empty(k + _SLACK, index_dtype(n)), np.empty(k + _SLACK, dtype)
-    acc = gradient if residual is None else residual
-    implementation().reach_take(acc, residual is not None, key, k, indices, values)
-    return Selection(indices[:k], values[:k], nonfinite)
+    return Selection(*implementation().reach(gradient, residual, key))
 
 
 def random(n: int, k: int, seed: int, *ids: int) -> NDArray[Any]:
