@@ -10,8 +10,10 @@
 // least key is a better bound for the blocks still to come. So each entry costs a bounded amount
 // of work whatever the input, and no threshold has to be right for the result to be exact.
 //
-// With a residual one invariant holds at all times: residual + pool == acc. Candidates move out of
-// the residual into the pool, and those that lose move back.
+// With a residual, candidates move out of it into the pool, and those that lose move back: the
+// residual's lines have left the caches by then. So only those move that reach the `guess`, the key
+// where the sample sees the cut; the others are copied, and few have to be put right at the end. At
+// all times the residual has what is not in the pool, and 0 for what is and reaches the guess.
 #include "topk.hpp"
 
 #include <algorithm>
@@ -23,9 +25,9 @@
 #include <vector>
 
 #include "common.hpp"
+#include "workspace.hpp"
 
 namespace paropt {
-#include "workspace.hpp"
 
 // Where the winners end: all keys above `key` win, and the first `ties` candidates equal to it.
 template <class T>
@@ -37,11 +39,13 @@ struct Cut {
 constexpr std::size_t kSlack = 32;       // what vector stores may write past a list
 constexpr std::size_t kBlock = 16384;    // entries; a block and its residual fit in L2
 constexpr std::size_t kStrip = 2048;     // entries; a strip and its residual fit in L1
-constexpr std::size_t kPlaceSlack = 32;  // what vector stores may write past a list of places
-constexpr std::size_t kAhead = 8192;     // bytes asked for ahead of their use
+constexpr std::size_t kPlaceSlack = 64;  // what vector stores may write past a list of places
 
 }  // namespace paropt
 
+#define PAROPT_LOOPS "ones_loops.hpp"
+#include "foreach_isa.hpp"
+#undef PAROPT_LOOPS
 #define PAROPT_LOOPS "topk_loops.hpp"
 #include "foreach_isa.hpp"
 #include "topk_cut.hpp"
@@ -71,6 +75,12 @@ class Carver {
   std::size_t used_ = 0;
 };
 
+// Keys to collect by; see above.
+template <class T>
+struct Bounds {
+  KeyOf<T> bound, guess;
+};
+
 // A hint as keys of type T. The margin follows the cut: twice its last fall, and less from call to
 // call while it does not fall. One above an eighth of an octave would bring more candidates than a
 // sample does.
@@ -89,9 +99,9 @@ struct Memory {
     return fits(hint, n, k) && hint->margin <= kOctave / 8;
   }
 
-  static KeyOf<T> bound(const Hint& hint) {
+  static Bounds<T> bounds(const Hint& hint) {
     const std::uint64_t cut = std::min<std::uint64_t>(hint.cut, FloatBits<T>::kMagnitude);
-    return static_cast<KeyOf<T>>(cut - std::min(cut, hint.margin));
+    return {static_cast<KeyOf<T>>(cut - std::min(cut, hint.margin)), static_cast<KeyOf<T>>(cut)};
   }
 
   static void learn(Hint* hint, std::size_t n, std::size_t k, KeyOf<T> cut) {
@@ -128,18 +138,18 @@ class Search {
   std::size_t run(I* indices, T* values, Hint* hint) {
     constexpr Key kNone = FloatBits<T>::kMagnitude + 1;
     if (k_ == 0) {
-      gather(kNone);
+      gather({kNone, 0});
       return nonfinite_;
     }
     const bool hinted = Memory<T>::useful(hint, n_, k_);
-    gather(hinted ? Memory<T>::bound(*hint) : sampled_bound());
+    gather(hinted ? Memory<T>::bounds(*hint) : sampled_bounds());
     if (used_ < k_ && hinted) {
       put_back();
-      gather(sampled_bound());
+      gather(sampled_bounds());
     }
     if (used_ < k_) {
       put_back();
-      gather(0);
+      gather({0, 0});
     }
     const Cut<T> cut = find_cut(pool_.values, used_, k_, keys_, bins_);
     finish(cut, indices, values);
@@ -165,8 +175,9 @@ class Search {
   };
 
   void carve(Carver& carver);
-  Key sampled_bound() const;
-  void gather(Key bound);
+  Bounds<T> sampled_bounds() const;
+  std::size_t sample(std::size_t lines) const;
+  void gather(Bounds<T> bounds);
   bool sweep(Key bound);
   bool collect_block(std::size_t block, Key bound, std::size_t& nonfinite);
   bool reserve(Run& run, std::size_t found);
@@ -181,11 +192,12 @@ class Search {
   int threads_;
   List pool_, scratch_;  // scratch: what one thread found in a block, kBlock + kSlack per thread
   Run* runs_;
-  Key* keys_;
+  Key *keys_, *sample_;
   std::uint32_t* bins_;
   std::mutex mutex_;
   std::size_t used_ = 0;  // entries of the pool, guarded by mutex_ within a sweep
   std::size_t nonfinite_ = 0;
+  Key guess_ = 0;
   std::size_t strict_after_ = 0;  // blocks after this one must exceed the bound, not reach it
 };
 
@@ -196,29 +208,22 @@ void Search<T, I>::carve(Carver& carver) {
   scratch_ = {carver.take<I>(lists), carver.take<T>(lists)};
   runs_ = carver.take<Run>(blocks_);
   keys_ = carver.take<Key>(kMostKeys + kSlack);
+  sample_ = carver.take<Key>(kMostLines * kLine);
   bins_ = carver.take<std::uint32_t>(std::size_t{1} << kBinBits);
 }
 
-// Sample whole cache lines, one at a hashed place in each of equal strata, and take the key of a
-// rank so high that missing k winners is a 4.5-sigma event. A larger sample takes longer and brings
-// fewer candidates; the size is about where both together cost least.
+// Sample whole cache lines, one at a hashed place in each of equal strata, and list their keys.
 template <class T, class I>
-KeyOf<T> Search<T, I>::sampled_bound() const {
-  if (n_ < kSampledFrom) return 0;
-  const double n = static_cast<double>(n_), share = static_cast<double>(k_) / n;
-  const double best = std::cbrt(4 * n * n * share) + 2 * std::sqrt(n);
-  const auto lines = std::min({static_cast<std::size_t>(best) / kLine + 1, kMostLines, n_ / 128});
-  const std::size_t stratum = n_ / lines, size = lines * kLine;
-  const double expected = share * static_cast<double>(size);
-  const auto rank = static_cast<std::size_t>(expected + 4.5 * std::sqrt(expected) + 4);
-  if (rank >= size) return 0;
-  const auto place = [=](std::size_t line) {
-    const std::uint64_t hash = (line + 1) * 0x9e3779b97f4a7c15;  // Fibonacci hashing
-    return line * stratum + (hash >> 32) % (stratum - kLine + 1);
-  };
+std::size_t Search<T, I>::sample(std::size_t lines) const {
   const T* addend = runs_[0].seen ? nullptr : residual_;  // when seen, the residual is the sum
   const T* x = runs_[0].seen && residual_ != nullptr ? residual_ : gradient_;
-  Key* key = keys_;
+  const std::size_t stratum = n_ / lines;
+  const std::size_t lead = -reinterpret_cast<std::uintptr_t>(x) / sizeof(T) % kLine;
+  const auto place = [=](std::size_t line) {
+    const std::uint64_t hash = (line + 1) * 0x9e3779b97f4a7c15;  // Fibonacci hashing
+    return (line * stratum + (hash >> 32) % (stratum - 2 * kLine)) / kLine * kLine + lead;
+  };
+  Key* key = sample_;
   for (std::size_t line = 0; line < lines; ++line) {
     const std::size_t soon = place(std::min(line + 24, lines - 1)), first = place(line);
     __builtin_prefetch(x + soon);
@@ -227,13 +232,33 @@ KeyOf<T> Search<T, I>::sampled_bound() const {
       *key++ = key_of(addend == nullptr ? x[j] : sum(addend[j], x[j]));
     }
   }
-  return cut_list(keys_, size, rank, bins_).key;
+  return lines * kLine;
 }
 
+// Guess the cut by the key of the same rank in a sample, and take as the bound the key of a rank so
+// high that missing k winners is a 4.5-sigma event. A larger sample takes longer and brings fewer
+// candidates; the size is about where both together cost least.
 template <class T, class I>
-void Search<T, I>::gather(Key bound) {
+Bounds<T> Search<T, I>::sampled_bounds() const {
+  if (n_ < kSampledFrom) return {0, 0};
+  const double n = static_cast<double>(n_), share = static_cast<double>(k_) / n;
+  const double best = std::cbrt(4 * n * n * share) + 2 * std::sqrt(n);
+  const auto lines = std::min({static_cast<std::size_t>(best) / kLine + 1, kMostLines, n_ / 128});
+  const double expected = share * static_cast<double>(lines * kLine);
+  const auto rank = static_cast<std::size_t>(expected + 4.5 * std::sqrt(expected) + 4);
+  if (rank >= lines * kLine) return {0, 0};
+  const std::size_t size = sample(lines);
+  const Key bound = find_cut(sample_, size, rank, keys_, bins_).key;
+  if (residual_ == nullptr) return {bound, 0};
+  return {bound, find_cut(sample_, size, static_cast<std::size_t>(expected) + 1, keys_, bins_).key};
+}
+
+// Non-finite entries always reach the guess, so that none is counted in the pool and outside.
+template <class T, class I>
+void Search<T, I>::gather(Bounds<T> bounds) {
   strict_after_ = blocks_;
-  while (!sweep(bound)) bound = prune();
+  guess_ = std::min(bounds.guess, FloatBits<T>::kInfinity);
+  while (!sweep(bounds.bound)) bounds.bound = prune();
 }
 
 // Pool the candidates of all blocks that are not pooled yet; false when the pool ran full.
@@ -264,7 +289,7 @@ bool Search<T, I>::collect_block(std::size_t block, Key bound, std::size_t& nonf
   const List list = direct ? pool_.from(used_) : scratch_.from(thread * (kBlock + kSlack));
   const std::size_t found =
       PAROPT_DISPATCH(collect(gradient_ + first, residual, accumulate, count, static_cast<I>(first),
-                              bound, list.positions, list.values));
+                              bound, guess_, list.positions, list.values));
   if (!run.seen) {
     // Non-finite entries are candidates unless the bound is beyond infinity.
     if (bound <= FloatBits<T>::kInfinity || residual != nullptr) {
@@ -315,9 +340,10 @@ KeyOf<T> Search<T, I>::prune() {
     I* positions = pool_.positions + run.offset;
     T* values = pool_.values + run.offset;
     run.count = static_cast<std::uint32_t>(PAROPT_DISPATCH(
-        keep(positions, values, run.count, cut, residual_, positions, values, run.count)));
+        keep(positions, values, run.count, cut, residual_, guess_, positions, values, run.count)));
   }
   close_gaps();
+  guess_ = 0;  // what is in the pool is no longer in the residual
   return bound;
 }
 
@@ -359,8 +385,8 @@ void Search<T, I>::finish(Cut<T> cut, I* indices, T* values) {
     while (++block < blocks_ && pool_.values + runs_[block].offset == list.values + count) {
       count += runs_[block].count;
     }
-    kept += PAROPT_DISPATCH(keep(list.positions, list.values, count, cut, residual_, indices + kept,
-                                 values + kept, k_ - kept));
+    kept += PAROPT_DISPATCH(keep(list.positions, list.values, count, cut, residual_, guess_,
+                                 indices + kept, values + kept, k_ - kept));
   }
 }
 
@@ -391,7 +417,7 @@ void reach_take(const T* acc, T* clear, std::size_t n, KeyOf<T> bound, I* indice
     const std::size_t count = std::min(kBlock, n - first);
     T* residual = clear == nullptr ? nullptr : clear + first;
     const std::size_t found = PAROPT_DISPATCH(collect(
-        acc + first, residual, false, count, static_cast<I>(first), bound, indices, values));
+        acc + first, residual, false, count, static_cast<I>(first), bound, bound, indices, values));
     indices += found;
     values += found;
   }

@@ -9,8 +9,8 @@
 
 namespace paropt {
 
-constexpr std::size_t kMostKeys = 16384;  // in a list of keys, the sample included
-constexpr std::size_t kGuide = 2048;      // keys that guide the search in more than kMostKeys
+constexpr std::size_t kMostKeys = 16384;  // in a list of keys
+constexpr std::size_t kGuide = 2048;      // keys that guide the search among many more
 constexpr unsigned kBinBits = 11;
 
 // The key of rank k among m keys, 0 < k <= m, and how many of them are larger. The list is used up:
@@ -73,8 +73,8 @@ void guess_range(Key* keys, std::size_t size, double share, std::uint32_t* bins,
 }
 
 // Find the cut for the k winners among m values, 0 < k <= m. Where they are many, a few of them
-// tell between which two keys it is, and only keys between these are looked at closely. `keys` has
-// room for kMostKeys + kSlack, `bins` for 2^kBinBits.
+// tell between which two keys it is, and only keys between these are looked at closely. The values
+// may be keys; `keys` has room for kMostKeys + kSlack, `bins` for 2^kBinBits.
 template <class T>
 Cut<T> find_cut(const T* values, std::size_t m, std::size_t k, KeyOf<T>* keys,
                 std::uint32_t* bins) {
@@ -84,7 +84,7 @@ Cut<T> find_cut(const T* values, std::size_t m, std::size_t k, KeyOf<T>* keys,
     PAROPT_DISPATCH(key_range(values, m, least, most));
     return {least, m};
   }
-  if (m > kMostKeys) {
+  if (m > 2 * kGuide) {
     for (std::size_t i = 0; i < kGuide; ++i) keys[i] = key_of(values[m / kGuide * i]);
     guess_range(keys, kGuide, static_cast<double>(k) / static_cast<double>(m), bins, least, most);
   }

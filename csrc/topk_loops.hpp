@@ -152,59 +152,16 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t add_at_least64(float* residual,
 
 // ---- candidates of a block ---------------------------------------------------------------------
 
-// The hits among 64 entries of x; with `add_to`, which is x then, first add the gradient. A single
-// stream has to ask for the memory that comes later: the processor's own prefetching stops at each
-// page.
+// The hits among 64 entries of x; with `add_to`, which is x then, first add the gradient.
 template <class T>
 PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t hits64(const T* gradient, T* add_to, const T* x,
                                                         KeyOf<T> bound) {
   if (add_to != nullptr) return add_at_least64(add_to, gradient, bound);
-  for (std::size_t j = 0; j < 64; j += 64 / sizeof(T)) {
-    __builtin_prefetch(x + j + kAhead / sizeof(T));
-  }
   return at_least64(x, bound);
 }
 
-// Append `first` plus the number of each set bit to a list and return its end. No branch depends on
-// whether a word has hits, so the loop over words runs at the speed of the memory.
-#if PAROPT_LEVEL == 2
-
-// Register compress and whole stores. Zen 4 has traps: the memory form of compress is microcoded,
-// and the zero-masked form waits for its last result. Writes up to 32 past the list.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint16_t* list_hits(std::uint64_t hits, std::size_t first,
-                                                            std::uint16_t* places) {
-  alignas(64) static constexpr std::uint16_t kLanes[32] = {
-      0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
-      16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
-  for (std::size_t j = 0; j < 64; j += 32) {
-    const auto mask = static_cast<__mmask32>(hits >> j);
-    const __m512i place = _mm512_add_epi16(_mm512_load_si512(kLanes),
-                                           _mm512_set1_epi16(static_cast<short>(first + j)));
-    _mm512_storeu_si512(places, _mm512_mask_compress_epi16(place, mask, place));
-    places += __builtin_popcount(mask);
-  }
-  return places;
-}
-
-#else
-
-// Two are written for every word, so that a branch is mispredicted only at one with more.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint16_t* list_hits(std::uint64_t hits, std::size_t first,
-                                                            std::uint16_t* places) {
-  constexpr std::uint64_t kLast = std::uint64_t{1} << 63;  // no hit, perhaps, but never without one
-  const int found = __builtin_popcountll(hits);
-  std::uint64_t rest = hits | kLast;
-  for (int j = 0; j < 2 || j < found; ++j) {
-    places[j] = static_cast<std::uint16_t>(first + static_cast<std::size_t>(__builtin_ctzll(rest)));
-    rest = (rest & (rest - 1)) | kLast;
-  }
-  return places + found;
-}
-
-#endif
-
 // List the places of the entries that reach the bound, and return how many they are; with `add_to`,
-// which is x then, first add the gradient. Writes up to 32 past the list.
+// which is x then, first add the gradient. Writes up to 64 past the list.
 template <class T>
 PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t locate(const T* gradient, T* add_to, const T* x,
                                                       std::size_t count, KeyOf<T> bound,
@@ -213,35 +170,39 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::size_t locate(const T* gradient, T* add_
   std::size_t i = 0;
   for (; i + 64 <= count; i += 64) {
     T* to = add_to == nullptr ? nullptr : add_to + i;
-    end = list_hits(hits64(gradient + i, to, x + i, bound), i, end);
+    end = append_ones<true>(hits64(gradient + i, to, x + i, bound), i, end);
   }
   if (i < count) {
     if (add_to != nullptr) accumulate(add_to + i, gradient + i, count - i);
-    end = list_hits(at_least(x + i, count - i, bound), i, end);
+    end = append_ones<true>(at_least(x + i, count - i, bound), i, end);
   }
   return static_cast<std::size_t>(end - places);
 }
 
 // Copy the entries at the listed places of x, which starts at position `first`; with a residual,
-// which is x then, leave 0 there.
+// which is x then, leave 0 in place of those whose key is at least `guess`.
 template <class T, class I>
 PAROPT_TARGET PAROPT_ALWAYS_INLINE void take(const std::uint16_t* __restrict places, std::size_t m,
-                                             const T* x, I first, I* __restrict positions,
-                                             T* values, T* residual) {
-  for (std::size_t i = 0; i < m; ++i) positions[i] = static_cast<I>(first + places[i]);
+                                             const T* x, I first, KeyOf<T> guess,
+                                             I* __restrict positions, T* values, T* residual) {
   for (std::size_t i = 0; i < m; ++i) {
+    positions[i] = static_cast<I>(first + places[i]);
     values[i] = x[places[i]];
-    if (residual != nullptr) residual[places[i]] = T{};
+    if (residual != nullptr) {
+      residual[places[i]] = key_of(values[i]) >= guess ? T{} : values[i];
+    }
   }
 }
 
 // Collect the entries of one block whose key is at least `bound` into positions and values, which
 // have room for `count`; return their number. With a residual, first add the gradient to it when
-// `add` is set, then move (not copy) the entries out of it. Strip by strip: what is copied is still
-// in the nearest cache, and the memory fetches the next strip meanwhile.
+// `add` is set, then move the entries whose key is at least `guess` out of it and copy the others.
+// Strip by strip: what is copied is still in the nearest cache, and the memory fetches the next
+// strip meanwhile.
 template <class T, class I>
 PAROPT_TARGET std::size_t collect(const T* gradient, T* residual, bool add, std::size_t count,
-                                  I first, KeyOf<T> bound, I* positions, T* values) {
+                                  I first, KeyOf<T> bound, KeyOf<T> guess, I* positions,
+                                  T* values) {
   std::uint16_t places[kStrip + kPlaceSlack];
   std::size_t found = 0;
   for (std::size_t start = 0; start < count; start += kStrip) {
@@ -251,12 +212,12 @@ PAROPT_TARGET std::size_t collect(const T* gradient, T* residual, bool add, std:
     std::size_t m;
     if (residual == nullptr) {
       m = locate<T>(g, nullptr, g, width, bound, places);
-      take<T>(places, m, g, at, positions + found, values + found, nullptr);
+      take<T>(places, m, g, at, guess, positions + found, values + found, nullptr);
     } else {
       T* r = residual + start;
       m = add ? locate(g, r, r, width, bound, places)
               : locate<T>(g, nullptr, r, width, bound, places);
-      take<T>(places, m, r, at, positions + found, values + found, r);
+      take<T>(places, m, r, at, guess, positions + found, values + found, r);
     }
     found += m;
   }
@@ -281,20 +242,24 @@ PAROPT_TARGET std::size_t count_nonfinite(const T* x, std::size_t n) {
 // ---- winners among candidates ------------------------------------------------------------------
 
 // Move the candidates that win to `to_positions` and `to_values` (which may be the lists
-// themselves), put the others back into the residual, and return the number of winners.
+// themselves) and return their number. In the residual, where those with a key of at least `guess`
+// are 0, put this right: 0 for winners, their values for the others.
 template <class T, class I>
 PAROPT_TARGET std::size_t keep_some(const I* positions, const T* values, std::size_t count,
-                                    Cut<T>& cut, T* residual, I* to_positions, T* to_values) {
+                                    Cut<T>& cut, T* residual, KeyOf<T> guess, I* to_positions,
+                                    T* to_values) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const KeyOf<T> key = key_of(values[i]);
+    const I position = positions[i];
+    const T value = values[i];
+    const KeyOf<T> key = key_of(value);
     const bool tied = key == cut.key && cut.ties > 0;
+    const bool wins = key > cut.key || tied;
     cut.ties -= tied;
-    if (key > cut.key || tied) {
-      to_positions[kept] = positions[i];
-      to_values[kept++] = values[i];
-    } else if (residual != nullptr) {
-      residual[positions[i]] = values[i];
+    if (residual != nullptr && wins != (key >= guess)) residual[position] = wins ? T{} : value;
+    if (wins) {
+      to_positions[kept] = position;
+      to_values[kept++] = value;
     }
   }
   return kept;
@@ -302,21 +267,24 @@ PAROPT_TARGET std::size_t keep_some(const I* positions, const T* values, std::si
 
 template <class T, class I>
 PAROPT_TARGET std::size_t keep(const I* positions, const T* values, std::size_t count, Cut<T>& cut,
-                               T* residual, I* to_positions, T* to_values, std::size_t) {
-  return keep_some(positions, values, count, cut, residual, to_positions, to_values);
+                               T* residual, KeyOf<T> guess, I* to_positions, T* to_values,
+                               std::size_t) {
+  return keep_some(positions, values, count, cut, residual, guess, to_positions, to_values);
 }
 
 #if PAROPT_LEVEL == 2
 
-// Branch-free but for ties: winners are compressed to the output, losers to a short list. `room`
-// entries may be written at the output; its last ones are left to the loop above.
+// Branch-free but for ties and wrong guesses: winners are compressed to the output. `room` entries
+// may be written there; its last ones are left to the loop above.
 PAROPT_TARGET std::size_t keep(const std::uint32_t* positions, const float* values,
                                std::size_t count, Cut<float>& cut, float* residual,
-                               std::uint32_t* to_positions, float* to_values, std::size_t room) {
+                               std::uint32_t guess, std::uint32_t* to_positions, float* to_values,
+                               std::size_t room) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const __m512i least = _mm512_set1_epi32(static_cast<int>(cut.key));
-  std::uint32_t lost_positions[16];
-  float lost_values[16];
+  const __m512i guessed = _mm512_set1_epi32(static_cast<int>(guess));
+  std::uint32_t wrong_positions[16];
+  float right_values[16];
   std::size_t i = 0, kept = 0;
   for (; i + 16 <= count && kept + 16 <= room; i += 16) {
     const __m512i position = _mm512_loadu_si512(positions + i);
@@ -331,16 +299,18 @@ PAROPT_TARGET std::size_t keep(const std::uint32_t* positions, const float* valu
     }
     _mm512_storeu_si512(to_positions + kept, _mm512_mask_compress_epi32(position, wins, position));
     _mm512_storeu_si512(to_values + kept, _mm512_mask_compress_epi32(value, wins, value));
-    const int won = __builtin_popcount(wins);
-    kept += static_cast<std::size_t>(won);
-    if (residual == nullptr || won == 16) continue;
-    const auto loses = static_cast<__mmask16>(~wins);
-    _mm512_storeu_si512(lost_positions, _mm512_mask_compress_epi32(position, loses, position));
-    _mm512_storeu_si512(lost_values, _mm512_mask_compress_epi32(value, loses, value));
-    for (int j = 0; j < 16 - won; ++j) residual[lost_positions[j]] = lost_values[j];
+    kept += static_cast<std::size_t>(__builtin_popcount(wins));
+    if (residual == nullptr) continue;
+    const __mmask16 wrong = wins ^ _mm512_cmpge_epu32_mask(key, guessed);
+    if (wrong == 0) continue;
+    const __m512i right = _mm512_maskz_mov_epi32(_knot_mask16(wins), value);
+    _mm512_storeu_si512(wrong_positions, _mm512_mask_compress_epi32(position, wrong, position));
+    _mm512_storeu_si512(right_values, _mm512_mask_compress_epi32(right, wrong, right));
+    const int found = __builtin_popcount(wrong);
+    for (int j = 0; j < found; ++j) residual[wrong_positions[j]] = right_values[j];
   }
-  return kept + keep_some(positions + i, values + i, count - i, cut, residual, to_positions + kept,
-                          to_values + kept);
+  return kept + keep_some(positions + i, values + i, count - i, cut, residual, guess,
+                          to_positions + kept, to_values + kept);
 }
 
 #endif
