@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from harness import Bench, arguments, hot
+from harness import Bench, Row, arguments, hot, time_text
 from worker import Worker
 
-from paropt_hpc import _native
-from paropt_hpc.kernels import index_codec, message, reduce
+from paropt_hpc.kernels import backend, index_codec, message, reduce
 from paropt_hpc.kernels.index_codec import Codec
 
 Call = Callable[[], object]
+_native = backend.native_module()
 N = 10_000_000
 CLUSTERED = {"layers": [0.2, 0.0005, 0.02, 0.002], "ends": [0.08, 0, 0, 0.08]}
 
@@ -79,12 +79,14 @@ def uniform(bench: Bench, python: str | None, density: float) -> None:
 def scatter(bench: Bench) -> None:
     """Time decoding and adding in one go, with the vector in the cache and without.
 
-    The limit is adding alone, by indices that stand in memory: what no decoder can beat.
+    Nearly every entry is in a cache line of its own. The limit is an update in place of as many
+    lines that are neighbours: what the additions must move, at the speed of the memory.
     """
     x = np.flatnonzero(np.random.default_rng(2).random(N) < 0.01).astype(np.uint32)
     values, dense = np.ones(x.size, np.float32), np.zeros(N, np.float32)
     data = message.encode(x, values, N).copy()
     out = np.empty_like(x), np.empty_like(values)
+    lines = np.zeros(np.unique(x // 16).size * 16, np.float32)
     ours = {"decode_add": lambda: message.decode_add(data, dense)}
     parts = {
         "decode alone": lambda: message.decode(data, out),
@@ -93,18 +95,27 @@ def scatter(bench: Bench) -> None:
     peers = {"numpy add.at, indices at hand": lambda: np.add.at(dense, x, values)}
     for name, wrap in (("", hot), (", vector not in the cache", lambda call: call)):
         elsewhere = np.ones(N * 4 if name else 1, np.float32)
+        rows: dict[str, Row] = {}
         for case, own, theirs in (
             ("decode and add", ours, peers),
             ("parts of decode and add", parts, {}),
         ):
-            bench.case(
+            rows |= bench.case(
                 f"{case}, 1.0%{name}",
                 {key: wrap(call) for key, call in own.items()},
                 {key: wrap(call) for key, call in theirs.items()},
                 moved=4 * x.size,
-                limit=wrap(parts["add alone"]),
+                limit=wrap(lambda: reduce.add(lines, lines)),
                 before=lambda elsewhere=elsewhere: _native.read_all(elsewhere),
             )
+        both, alone = rows["decode_add"], rows["decode alone"]
+        assert both.share_of_limit is not None
+        bench.note(
+            f"Decoding and adding, 1.0%{name}: {alone.median_s / both.median_s:.0%} of the speed "
+            f"of decoding alone, {time_text(alone.median_s)}. To update the cache lines of the "
+            f"entries takes {time_text(both.share_of_limit * both.median_s)} even where they are "
+            "neighbours."
+        )
 
 
 def clustered(bench: Bench) -> None:

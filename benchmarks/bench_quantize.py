@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
-from harness import Bench, arguments
+from harness import Bench, Row, arguments, time_text
 
-from paropt_hpc import _native
-from paropt_hpc.kernels import quantize, reduce
+from paropt_hpc.kernels import backend, quantize, reduce
 
 Call = Callable[[], object]
+_native = backend.native_module()
 
 
 def torch_peers(x: np.ndarray) -> dict[str, dict[str, Call]]:
@@ -30,8 +30,7 @@ def torch_peers(x: np.ndarray) -> dict[str, dict[str, Call]]:
     steps, codes = torch.empty_like(groups), torch.empty(groups.shape, dtype=torch.int8)
 
     def int8() -> object:
-        scale = groups.abs().amax(dim=1, keepdim=True) / 127
-        return (groups / scale).round().to(torch.int8)
+        return (groups / (groups.abs().amax(1, keepdim=True) / 127)).round().to(torch.int8)
 
     def int8_in_place() -> object:
         scale = torch.linalg.vector_norm(groups, float("inf"), dim=1, keepdim=True) / 127
@@ -96,7 +95,7 @@ def encode(bench: Bench, n: int) -> None:
         np.multiply(fresh, np.float32(0.5), out=residual)
 
     for kind, peers in numpy_peers(x).items():
-        bench.case(
+        rows = bench.case(
             f"{kind}, n={n:.0e}",
             {"encode": lambda kind=kind: quantize.encode(x, kind, out=out)},
             peers | theirs.get(kind, {}),
@@ -104,6 +103,7 @@ def encode(bench: Bench, n: int) -> None:
             limit=lambda: _native.read_all(x),
             before=rewrite,
         )
+        comment(bench, f"{kind}, n={n:.0e}", rows)
         bench.case(
             f"{kind} with error feedback, n={n:.0e}",
             {"encode": lambda kind=kind: quantize.encode(x, kind, residual, out=out)},
@@ -118,6 +118,26 @@ def encode(bench: Bench, n: int) -> None:
             {"decode": lambda sent=sent, kind=kind: quantize.decode(sent.data, kind, n, decoded)},
             {},
             moved=4 * n,
+        )
+
+
+def comment(bench: Bench, case: str, rows: dict[str, Row]) -> None:
+    """Say what the best peer of a case does not tell."""
+    own = rows["encode"]
+    if "torch composition" in rows:
+        bench.beside(f"{case}, beside torch's composition", own, rows["torch composition"])
+        bench.note(
+            f"{case}: torch's composition is `(g / (g.abs().amax(1, keepdim=True) / 127)).round()"
+            ".to(torch.int8)` for groups `g` of 256; in place, its largest magnitudes are a "
+            "`vector_norm` and the other steps write to tensors that exist."
+        )
+    if "qsgd4" in case and own.share_of_limit is not None:
+        read = own.share_of_limit * own.median_s
+        best = min(row.median_s for row in rows.values() if row.peer)
+        bench.note(
+            f"{case}: the best of NumPy takes {time_text(best)}, a plain read of the input "
+            f"{time_text(read)}: no encoder that reads its input is more than {best / read:.0f} "
+            "times as fast."
         )
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from worker import Seconds
 
-__all__ = ["Bench", "Row", "Seconds", "copy_seconds", "hot", "read_seconds"]
+__all__ = ["Bench", "Row", "Seconds", "copy_seconds", "hot", "read_seconds", "time_text"]
 
 Call = Callable[[], object]
 
@@ -161,7 +161,10 @@ class Bench:
         peers: Mapping[str, Call],
     ) -> None:
         own = min((rows[c] for c in ours), key=lambda row: row.median_s)
-        peer = min((rows[c] for c in peers), key=lambda row: row.median_s)
+        self.beside(name, own, min((rows[c] for c in peers), key=lambda row: row.median_s))
+
+    def beside(self, name: str, own: Row, peer: Row) -> None:
+        """Add the ratio to one peer of a case, whether it is the best or not."""
         self.ratios.append(
             {
                 "case": name,
@@ -171,6 +174,12 @@ class Bench:
             }
         )
 
+    def note(self, text: str) -> None:
+        """Print what the figures mean, and keep it for the page."""
+        self.extra.setdefault("notes", []).append(text)  # type: ignore[attr-defined]
+        if not self.quiet:
+            print(f"  {text}\n")
+
     def _print(self, name: str, rows: list[Row]) -> None:
         if self.quiet:
             return
@@ -178,8 +187,8 @@ class Bench:
         for row in rows:
             table.add_row(
                 row.candidate + (" (peer)" if row.peer else ""),
-                _time(row.median_s),
-                _time(row.min_s),
+                time_text(row.median_s),
+                time_text(row.min_s),
                 f"{row.bytes / row.median_s / 1e9:.2f}",
                 "" if row.share_of_limit is None else f"{row.share_of_limit:.0%}",
                 "" if row.bits_per_index is None else f"{row.bits_per_index:.2f}",
@@ -238,10 +247,10 @@ def machine() -> dict[str, object]:
 
 def read_seconds(nbytes: int, repeats: int = 9) -> float:
     """Measure how long one thread needs to read this many bytes: the floor of a selection."""
-    from paropt_hpc import _native
+    from paropt_hpc.kernels.backend import implementation
 
     data = np.ones(max(1, nbytes // 4), np.float32)
-    return _best(lambda: _native.read_all(data), repeats)
+    return _best(lambda: implementation().read_all(data), repeats)
 
 
 def copy_seconds(nbytes: int, repeats: int = 9) -> float:
@@ -264,7 +273,8 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Return a time with three digits and its unit."""
     for unit, factor in (("s", 1), ("ms", 1e3)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"

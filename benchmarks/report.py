@@ -73,6 +73,7 @@ def section(result: dict[str, Any]) -> str:
         lines.append(
             f"| {ratio['case']} | {ratio['ours']} | {ratio['best_peer']} | {ratio['ratio']:.2f} |"
         )
+    lines += [line for note in result.get("notes", []) for line in ("", note)]
     if result.get("training"):
         lines += ["", *training_table(result["training"])]
     return "\n".join(lines) + "\n"
