@@ -207,7 +207,7 @@ def tune(config_file: ConfigFile, assignments: Assignments = None, resume: Resum
             folder = Path(str(config.tune.dir))
             if plot_trials(folder, records, shares) is None:
                 console.line("no plot: pip install 'paropt-hpc[plots]'")
-            console.line(f"trials in {folder / 'trials.jsonl'}")
+            console.line(f"trials in {folder}")
 
 
 @app.command()

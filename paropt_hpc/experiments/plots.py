@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -83,7 +84,8 @@ def _pyplot() -> Any:
 
 def _saved(plt: Any, figure: Any, path: Path) -> Path:
     figure.tight_layout()
-    temporary = path.with_name(f".{path.name}")
+    # Searches that share a folder may draw at the same time.
+    temporary = path.with_name(f".{path.stem}-{uuid4().hex}{path.suffix}")
     figure.savefig(temporary, dpi=120, format="png")
     plt.close(figure)
     temporary.replace(path)

@@ -45,6 +45,8 @@ class TuneSection(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     dir: str | None = None  # folder of the results; by default runs/<name of the file>
     resume: bool = False  # go on with the trials that are there
+    parts: Positive = 1  # searches that share the folder and the trials, such as those of an array
+    part: Annotated[int, Field(ge=0)] = 0  # which of them this one is
 
 
 class TuneConfig(Section):
@@ -95,8 +97,7 @@ def tune_training(
                 raise ConfigError(f"space.{name!r} is no setting of a training, such as train.lr")
         sampler = _sampler(settings, space, epochs)
         if comm.rank == 0:
-            path = None if settings.dir is None else Path(settings.dir) / "trials.jsonl"
-            table = TrialTable(path, resume=settings.resume)
+            table = _table(settings)
 
     def objective(trial: Trial) -> float:
         given = dict(trial.params)
@@ -117,6 +118,7 @@ def tune_training(
         trials=trials,
         pruner=pruner,
         table=table,
+        part=(settings.part, settings.parts),
         ranks_per_trial=settings.ranks_per_trial,
         max_failures=settings.max_failures,
         observer=observer,
@@ -124,10 +126,29 @@ def tune_training(
     return space, records
 
 
+def _table(settings: TuneSection) -> TrialTable:
+    """Return the table of the trials; that of a part has a file of its own beside the others'."""
+    if settings.dir is None:
+        return TrialTable()
+    name = "trials.jsonl" if settings.parts == 1 else f"trials-{settings.part}.jsonl"
+    return TrialTable(Path(settings.dir) / name, resume=settings.resume, shared="trials*.jsonl")
+
+
 def _sampler(settings: TuneSection, space: Space, epochs: int) -> Sampler:
-    sampler = make_sampler(settings.sampler, space, settings.seed)
+    if settings.part >= settings.parts:
+        raise ConfigError(
+            f"tune.part must be below tune.parts, got {settings.part} of {settings.parts}"
+        )
+    # The others draw by the number of the trial; the models would all draw the same at first.
+    own = settings.part if settings.sampler in ("tpe", "gp") else 0
+    sampler = make_sampler(settings.sampler, space, settings.seed + own)
     if settings.schedule != "halving":
         return sampler
+    if settings.parts > 1:
+        raise ConfigError(
+            "tune.schedule = 'halving' compares all trials of a rung, which parts cannot; "
+            "use 'asha', or leave tune.parts at 1"
+        )
     if settings.sampler not in ("random", "halton"):
         raise ConfigError("tune.schedule = 'halving' needs tune.sampler = 'random' or 'halton'")
     trials, rungs = settings.trials or 27, 1

@@ -33,12 +33,21 @@ class Record:
 class TrialTable:
     """A file to which records are added, whole lines at a time; rank 0 only.
 
+    Several searches may share the trials: each adds to a file of its own, and reads the others'.
+
     Parameters
     ----------
     path : Path, optional
         None keeps the records in memory only.
     resume : bool
         Go on with the records of the file; otherwise one that has some is refused.
+    shared : str, optional
+        A pattern for the names of files beside `path` that other searches add to.
+
+    Attributes
+    ----------
+    records : list of Record
+        Those of all files.
 
     Raises
     ------
@@ -46,17 +55,37 @@ class TrialTable:
         If the file holds something else, or trials that are not to be gone on with.
     """
 
-    def __init__(self, path: Path | None = None, *, resume: bool = False) -> None:
+    def __init__(
+        self, path: Path | None = None, *, resume: bool = False, shared: str | None = None
+    ) -> None:
         self.path = path
         self.records: list[Record] = []
-        if path is None or not path.exists():
-            return
-        self.records = read(path)
+        self._shared = shared
+        if path is not None and path.exists():
+            self.records = read(path)
+        self.refresh()
         if self.records and not resume:
+            assert path is not None
+            path = path if shared is None else path.parent / shared
             raise DataError(
                 f"{path} already holds {len(self.records)} trials; go on with --resume, or name "
                 "another file"
             )
+
+    def refresh(self) -> list[Record]:
+        """Take in what other searches have added; return it."""
+        if self.path is None or self._shared is None:
+            return []
+        known = {record.number for record in self.records}
+        new = [
+            record
+            for path in sorted(self.path.parent.glob(self._shared))
+            if path != self.path
+            for record in read(path)
+            if record.number not in known
+        ]
+        self.records += new
+        return new
 
     def add(self, record: Record) -> None:
         """Append a record; it is on the disk when this returns."""
@@ -76,18 +105,21 @@ class TrialTable:
 def read(path: Path) -> list[Record]:
     """Return the records of a file; a last line that is not whole is passed over."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the trials in {path}: {error}") from None
     records = []
+    lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
             values = json.loads(line)
             steps = [(int(step), float(value)) for step, value in values.pop("steps")]
             records.append(Record(**values, steps=steps))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            # What a crash has cut short is followed by nothing, or by the lines of a resumed run.
-            if not line.rstrip().endswith("}"):
+            # What a crash has cut short is followed by nothing, or by the lines of a resumed run;
+            # what another search is writing just now ends the file.
+            last = number == len(lines) and not text.endswith("\n")
+            if last or not line.rstrip().endswith("}"):
                 continue
             raise DataError(f"line {number} of {path} is no trial: {error}") from None
     return records

@@ -35,6 +35,7 @@ def tune(
     trials: int | None = None,
     pruner: Pruner | None = None,
     table: TrialTable | None = None,
+    part: tuple[int, int] = (0, 1),
     ranks_per_trial: int = 1,
     max_failures: int = 20,
     observer: Callable[[list[Record], int], object] | None = None,
@@ -58,6 +59,9 @@ def tune(
         Ends trials early that report intermediate values; on rank 0.
     table : TrialTable, optional
         Keeps the records; those it has are not tried again.
+    part : tuple of int, optional
+        ``(k, n)`` for one of n searches that share a table: this one tries the numbers k, k + n,
+        k + 2 n and so on.
     ranks_per_trial : int
     max_failures : int
         So many failed trials in a row end the search.
@@ -86,7 +90,7 @@ def tune(
     with comm.together():
         if comm.rank == 0:
             manager = Manager(
-                sampler, trials, pruner, table or TrialTable(), max_failures, observer
+                sampler, trials, pruner, table or TrialTable(), part, max_failures, observer
             )
     if comm.size == 1:
         assert manager is not None
@@ -94,15 +98,15 @@ def tune(
     else:
         groups = (comm.size - 1) // ranks_per_trial
         color = 0 if comm.rank == 0 else 1 + min((comm.rank - 1) // ranks_per_trial, groups - 1)
-        part = comm.split(color)
+        group = comm.split(color)
         letters = Letterbox(comm)
         with comm.together():
             if manager is not None:
                 manager.serve(letters, [1 + g * ranks_per_trial for g in range(groups)])
             else:
-                _work(part, letters, objective)
+                _work(group, letters, objective)
         letters.flush()
-        part.free()
+        group.free()
     own = [] if manager is None else [asdict(record) for record in manager.table.records]
     told = json.loads(comm.gather_texts(json.dumps(own))[0])
     return [Record(**values | {"steps": [(s, v) for s, v in values["steps"]]}) for values in told]
@@ -117,6 +121,7 @@ class Manager:
         trials: int | None,
         pruner: Pruner | None,
         table: TrialTable,
+        part: tuple[int, int],
         max_failures: int,
         observer: Callable[[list[Record], int], object] | None,
     ) -> None:
@@ -125,20 +130,21 @@ class Manager:
             raise ConfigError(
                 f"trials and max_failures must be at least 1, got {trials} and {max_failures}"
             )
+        first, step = part
+        if not 0 <= first < step:
+            raise ConfigError(f"part must be (k, n) with 0 <= k < n, got {part}")
         self.sampler, self.pruner, self.table = sampler, pruner, table
         self._max_failures, self._observer = max_failures, observer
         self._failed = 0  # in a row
         self._running: dict[int, tuple[int, Suggestion]] = {}  # by leader
         done = {record.number for record in table.records}
-        self._left = [number for number in range(min(limits)) if number not in done]
-        for record in table.records:
-            sampler.tell(record)
-            for step, value in record.steps if pruner is not None else ():
-                pruner.stops(record.number, step, value)  # type: ignore[union-attr]
+        self._left = [n for n in range(first, min(limits), step) if n not in done]
+        self._learn(table.records)
 
     def alone(self, comm: Communicator, objective: Objective) -> None:
         """Try all on this rank."""
         while self._left:
+            self._learn(self.table.refresh())
             suggestion = self.sampler.suggest(self._left[0])
             assert suggestion is not None  # nothing is running that it could wait for
             number = self._left.pop(0)
@@ -161,6 +167,8 @@ class Manager:
     def _hand_out(self, letters: Letterbox, leaders: list[int]) -> bool:
         """Give every idle group a trial; return whether any was given."""
         given = False
+        if any(leader not in self._running for leader in leaders):
+            self._learn(self.table.refresh())
         for leader in leaders:
             if leader in self._running or not self._left or self._hopeless:
                 continue
@@ -181,6 +189,13 @@ class Manager:
             return
         del self._running[leader]
         self._record(number, suggestion, told)
+
+    def _learn(self, records: list[Record]) -> None:
+        """Tell sampler and pruner of trials that were made elsewhere, or before."""
+        for record in records:
+            self.sampler.tell(record)
+            for step, value in record.steps if self.pruner is not None else ():
+                self.pruner.stops(record.number, step, value)  # type: ignore[union-attr]
 
     def _stops(self, number: int) -> Callable[[int, float], bool]:
         def stops(step: int, value: float) -> bool:

@@ -104,6 +104,17 @@ def test_a_table_is_gone_on_with(comm, tmp_path, everywhere):
     assert sum(map(int, comm.gather_scalars(len(tried)))) == 8
 
 
+def test_parts_share_the_trials_of_one_search(comm, tmp_path, everywhere):
+    expected = plain(tune(comm, bowl, Random(SPACE, 2), trials=10))
+    for part in (0, 1):
+        path, shared = tmp_path / f"trials-{part}.jsonl", "trials*.jsonl"
+        table = TrialTable(path, resume=True, shared=shared) if comm.rank == 0 else None
+        ours = plain(tune(comm, bowl, Random(SPACE, 2), trials=10, table=table, part=(part, 2)))
+    everywhere([] if ours == expected else [f"{ours} is not {expected}"])
+    if comm.rank == 0:
+        assert len(path.read_text().splitlines()) == 5
+
+
 def test_tpe_on_all_ranks(comm, everywhere):
     records = tune(comm, lambda t: (t.params["x"] - 0.5) ** 2, make_sampler("tpe", SPACE, 0),
                    trials=40)  # fmt: skip
@@ -129,3 +140,5 @@ def test_pruning_by_hand_and_bad_settings(comm):
     assert {(r.state, r.value) for r in records} == {("pruned", 7.0)}
     with pytest.raises(ConfigError, match="at least 1"):
         tune(comm, objective, Random(SPACE), trials=0)
+    with pytest.raises(ConfigError, match="0 <= k < n"):
+        tune(comm, objective, Random(SPACE), trials=2, part=(2, 2))

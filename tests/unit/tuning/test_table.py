@@ -63,3 +63,26 @@ def test_importance_finds_what_matters():
     assert list(shares) == ["much", "some", "none"]
     assert shares["much"] > 0.4 > shares["some"] > 0.05 > shares["none"]
     assert importance(space, records[:7]) == {}
+
+
+def test_searches_share_their_trials(tmp_path):
+    one = TrialTable(tmp_path / "trials-0.jsonl", shared="trials*.jsonl")
+    two = TrialTable(tmp_path / "trials-1.jsonl", shared="trials*.jsonl")
+    one.add(RECORDS[0])
+    assert two.refresh() == [RECORDS[0]]
+    assert two.refresh() == []
+    two.add(RECORDS[1])
+    assert two.records == [RECORDS[0], RECORDS[1]]
+    assert one.refresh() == [RECORDS[1]]
+    whole = TrialTable(tmp_path / "trials.jsonl", resume=True, shared="trials*.jsonl")
+    assert whole.records == [RECORDS[0], RECORDS[1]]
+    with pytest.raises(DataError, match=r"trials\*\.jsonl already holds 2 trials"):
+        TrialTable(tmp_path / "trials.jsonl", shared="trials*.jsonl")
+
+
+def test_a_line_that_is_being_written_is_passed_over(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    TrialTable(path).add(RECORDS[0])
+    with path.open("a") as file:
+        file.write('{"number": 1, "params": {"x": 1}')
+    assert TrialTable(path, resume=True).records == [RECORDS[0]]
