@@ -27,8 +27,10 @@ def share_cores(environ: MutableMapping[str, str]) -> None:
     if ranks > cores:
         for variable, value in _YIELD.items():
             environ.setdefault(variable, value)
-    if "OMP_NUM_THREADS" in environ:
-        return
     # A rank that the launcher has bound to some cores has them for itself.
     threads = bound if bound < cores else max(1, cores // ranks)
-    environ["OMP_NUM_THREADS"] = str(threads)
+    environ.setdefault("OMP_NUM_THREADS", str(threads))
+    # As many cores as srun was asked for: they are this rank's, and its threads need not wander.
+    if "SLURM_PROCID" in environ and environ["OMP_NUM_THREADS"] == str(bound) and bound < cores:
+        environ.setdefault("OMP_PROC_BIND", "close")
+        environ.setdefault("OMP_PLACES", "cores")

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import NamedTuple
 
-from paropt_hpc import __version__
+from paropt_hpc import CORES, __version__
 from paropt_hpc.comm import Communicator, native
 from paropt_hpc.errors import ParoptError
 from paropt_hpc.kernels.backend import import_extension
@@ -55,11 +55,11 @@ def _ranks(comm: Communicator, hosts: list[str]) -> Fact:
 
 
 def _cores(comm: Communicator) -> Fact:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(CORES)
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
     asked = comm.node_size * (int(threads) if threads.isdecimal() else 1)
     remedy = ""
-    if asked > (cores or 1):
+    if asked > cores:
         remedy = "more ranks times threads than cores: start fewer, or lower OMP_NUM_THREADS"
     return Fact("cores", f"{cores} for this rank, OMP_NUM_THREADS {threads}", not remedy, remedy)
 

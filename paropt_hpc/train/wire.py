@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from paropt_hpc import CORES
 from paropt_hpc.comm import Communicator, sparse_allreduce
 from paropt_hpc.comm.request import Request
 from paropt_hpc.compress import Compressor, RandomK
@@ -335,7 +336,7 @@ def clip(gradient: Array, longest: float) -> None:
 def has_spare_core(comm: Communicator) -> bool:
     """Say whether every rank has a second core, for a thread in the background; collective."""
     cores = os.cpu_count() or 1
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    bound = len(CORES)
     # Ranks that are not bound to cores share those of their node.
     own = bound if bound < cores else cores // comm.node_size
     return bool((comm.gather_scalars(own) >= 2).all())

@@ -44,3 +44,20 @@ def test_what_the_user_says_of_spinning_stays(eight_cores):
     environ = {"MPI_LOCALNRANKS": "9", "MPIR_CVAR_POLLS_BEFORE_YIELD": "50"}
     share_cores(environ)
     assert environ["MPIR_CVAR_POLLS_BEFORE_YIELD"] == "50"
+
+
+@pytest.mark.parametrize(
+    ("bound", "environ", "pinned"),
+    [
+        (2, {"SLURM_PROCID": "1", "OMP_NUM_THREADS": "2"}, True),
+        (8, {"SLURM_PROCID": "1", "OMP_NUM_THREADS": "8"}, False),  # srun has not bound it
+        (4, {"SLURM_PROCID": "1", "OMP_NUM_THREADS": "1"}, False),  # others may be there as well
+        (2, {"OMP_NUM_THREADS": "2"}, False),
+    ],
+)
+def test_threads_are_pinned_to_cores_of_their_own_only(
+    eight_cores, monkeypatch, bound, environ, pinned
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(bound)))
+    share_cores(environ)
+    assert environ.get("OMP_PROC_BIND") == ("close" if pinned else None)
