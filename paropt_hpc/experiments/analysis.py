@@ -122,9 +122,13 @@ class Analysis:
         """Return the first combination on the same ranks: what convergence refers to."""
         return next(other for other in self.points if other.ranks == point.ranks)
 
-    def speedup(self, point: Point) -> float:
-        """Return the ratio of the times to the same target; NaN where one was not reached."""
-        return self.baseline(point).seconds_to_target.median / point.seconds_to_target.median
+    def speedup(self, point: Point) -> Spread:
+        """Return the ratio of the times to the same target; NaN where one was not reached.
+
+        The repeats of a point are all compared with the median of its baseline.
+        """
+        before, now = self.baseline(point).seconds_to_target.median, point.seconds_to_target
+        return Spread(before / now.median, before / now.high, before / now.low)
 
 
 def analyse(matrix: Matrix, path: Path, folder: Path) -> Analysis:

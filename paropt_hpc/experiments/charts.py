@@ -42,12 +42,15 @@ def _svg(plot: Callable[["Axes"], None]) -> str:
     from matplotlib.figure import Figure
 
     settings: Any = {"svg.hashsalt": "paropt", "font.size": 9, "axes.spines.top": False}
-    with rc_context(settings | {"axes.spines.right": False, "svg.fonttype": "none"}):
+    settings |= {"axes.spines.right": False, "svg.fonttype": "none", "savefig.transparent": True}
+    with rc_context(settings):
         figure = Figure(figsize=(6.4, 3.4), layout="constrained")
         plot(figure.add_subplot())
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
+    svg = text.getvalue()[text.getvalue().index("<svg") :]
+    # What is black takes the colour of the text around it, on light paper as on dark.
+    return svg.replace("#000000", "currentColor").replace("<text", '<text fill="currentColor"')
 
 
 def _losses(axes: "Axes", points: list[Point], key: str, label: str) -> None:
@@ -89,10 +92,13 @@ def _scaling(axes: "Axes", analysis: Analysis, points: list[Point]) -> None:
     axes.plot([1, most], [1, most], color="#bbbbbb", linestyle="--", label="linear")
     styles = zip(itertools.cycle(COLORS), itertools.cycle(MARKERS), strict=False)
     for (others, group), (color, marker) in zip(groups.items(), styles, strict=False):
-        known = [(p.ranks, analysis.speedup(p)) for p in sorted(group, key=lambda p: p.ranks)]
+        known = [
+            (p.ranks, analysis.speedup(p).median) for p in sorted(group, key=lambda p: p.ranks)
+        ]
         known = [(ranks, ratio) for ranks, ratio in known if math.isfinite(ratio)]
         if known:
             name = ", ".join(label for _, label in others) or "all"
             axes.plot(*zip(*known, strict=True), color=color, marker=marker, label=name)
-    axes.set(xlabel="ranks", ylabel="times as fast to the target", xticks=[1, most])
+    ticks = sorted({1, *(point.ranks for point in points)})
+    axes.set(xlabel="ranks", ylabel="times as fast to the target", xticks=ticks)
     axes.legend(frameon=False, fontsize=7)

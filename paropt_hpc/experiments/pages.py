@@ -52,12 +52,11 @@ def table(analysis: Analysis) -> list[list[str]]:
 
 
 def _row(analysis: Analysis, point: Point) -> list[str]:
-    ratio = analysis.speedup(point) if point.runs else math.nan
     return [
         point.name,
         f"{point.arrived} of {len(point.runs)}",
         _written(point.seconds_to_target, lambda value: f"{value:.3g} s"),
-        f"{ratio:.2f}" if math.isfinite(ratio) else "-",
+        _written(analysis.speedup(point), lambda value: f"{value:.2f}"),
         _written(point.epochs_to_target, lambda value: f"{value:g}"),
         _written(point.spread("test_accuracy"), lambda value: f"{value:.4f}"),
         _written(point.spread("samples_per_s"), lambda value: f"{value:,.0f}"),

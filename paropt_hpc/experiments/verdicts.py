@@ -65,7 +65,7 @@ def _convergence(analysis: Analysis, point: Point) -> list[str]:
 
 def _scaling(analysis: Analysis, point: Point) -> list[str]:
     wanted = POOR_SPEEDUP.get(point.ranks, 0.0)
-    baseline, got = analysis.baseline(point), analysis.speedup(point)
+    baseline, got = analysis.baseline(point), analysis.speedup(point).median
     if math.isnan(got) or baseline.ranks != 1 or got >= wanted:
         return []
     return [
