@@ -9,7 +9,7 @@ from paropt_hpc import experiments
 from paropt_hpc.cli import console
 from paropt_hpc.cluster import in_job, preflight
 from paropt_hpc.comm import Communicator, world
-from paropt_hpc.errors import ConfigError
+from paropt_hpc.errors import ConfigError, StoppedError, is_on_every_rank
 from paropt_hpc.experiments.matrix import config_of
 from paropt_hpc.train import train
 
@@ -29,14 +29,14 @@ def experiment_command(
     ] = False,
     cell: Annotated[
         int | None,
-        typer.Option("--cell", help="Run this one only, on the ranks started; for job arrays."),
+        typer.Option("--cell", help="Run this one only, on the ranks started; in job arrays."),
     ] = None,
 ) -> None:
     """Run every combination of some settings, several times each, and report on them.
 
     The runs are started here by mpiexec, one after the other; what has a result is not run again,
-    and a run that fails does not lose the others. On Slurm an array runs them: `paropt submit
-    MATRIX --array 0-23 --ntasks-per-node 4`, then `paropt experiment MATRIX --report`.
+    and a run that fails does not lose the others. On Slurm arrays run them: `paropt submit MATRIX
+    --ntasks-per-node 4`, then `paropt experiment MATRIX --report`.
 
     A matrix is, for example:
 
@@ -49,6 +49,7 @@ def experiment_command(
         with world() as comm:
             _run_cell(comm, matrix, matrix_file, folder, cell)
         return
+    experiments.check_settings(matrix, matrix_file, folder)
     if not report:
         total = len(matrix.cells())
         experiments.run_cells(
@@ -70,22 +71,29 @@ def experiment_command(
 def _run_cell(
     comm: Communicator, matrix: experiments.Matrix, path: Path, folder: Path, number: int
 ) -> None:
-    """Run one cell on the first of the ranks; the others have nothing to do."""
+    """Run one cell on the ranks that were started; a failure is kept in its folder."""
     with comm.together():
         cells = matrix.cells()
         if not 0 <= number < len(cells):
             raise ConfigError(f"--cell must be in 0..{len(cells) - 1}, got {number}")
         chosen = cells[number]
-        if chosen.ranks > comm.size:
+        if chosen.ranks != comm.size:
             raise ConfigError(
-                f"cell {number} needs {chosen.ranks} ranks, but {comm.size} were started"
+                f"cell {number} wants {chosen.ranks} ranks, but {comm.size} were started"
             )
         config = config_of(matrix, path, chosen, folder)
         config = config.model_copy(update={"run": config.run.model_copy(update={"resume": True})})
     if in_job():
         preflight(comm, folder)
-    if experiments.outcome(folder, chosen) == "done":
+    with comm.together():
+        done = experiments.outcome(folder, chosen) == "done"
+    if done:
         return
-    with comm.split(int(comm.rank >= chosen.ranks)) as part:
-        if comm.rank < chosen.ranks:
-            train(config, part)
+    try:
+        train(config, comm)
+    except StoppedError:  # it goes on later
+        raise
+    except Exception as error:
+        if comm.rank == 0 or not is_on_every_rank(error):
+            experiments.record_failure(folder, chosen, str(error))
+        raise

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from uuid import uuid4
 
 import numpy as np
 
-from paropt_hpc import __version__
+from paropt_hpc import CORES, __version__
 from paropt_hpc.cluster.environment import Fact
-from paropt_hpc.comm import Communicator
-from paropt_hpc.comm.launcher import launched_size
+from paropt_hpc.comm import Communicator, native
+from paropt_hpc.comm.launcher import launched_size, srun_plugin
 from paropt_hpc.errors import ConfigError, on_every_rank
 
 __all__ = ["in_job", "inspect", "local_device", "preflight", "visible_devices"]
@@ -52,16 +53,17 @@ def preflight(comm: Communicator, folder: Path | None = None) -> None:
 
 def inspect(comm: Communicator, folder: Path | None = None) -> list[Fact]:
     """Return the checks of :func:`preflight` one by one; collective, the same on every rank."""
+    devices = visible_devices(os.environ)
     own = {
         "host": platform.node(),
-        "versions": _versions(),
+        "versions": _versions(comm),
         "threads": _threads(os.environ),
-        "cores": _cores(),
-        "devices": visible_devices(os.environ),
+        "cores": sorted(CORES),
+        "device": devices[local_device(comm, len(devices))] if devices else None,
     }
     ranks = [json.loads(text) for text in comm.gather_texts(json.dumps(own))]
     facts = [_world(comm), _same_versions(ranks), _cores_suffice(ranks)]
-    if any(rank["devices"] for rank in ranks):
+    if any(rank["device"] is not None for rank in ranks):
         facts.append(_devices(ranks))
     if folder is not None:
         facts.append(_shared_folder(comm, folder))
@@ -77,10 +79,10 @@ def local_device(comm: Communicator, count: int) -> int:
     return comm.node_rank % count
 
 
-def visible_devices(environ: Mapping[str, str]) -> int:
-    """Count the GPUs that the environment grants this process; local."""
-    listed = environ.get("CUDA_VISIBLE_DEVICES", "")
-    return len([device for device in listed.split(",") if device.strip()])
+def visible_devices(environ: Mapping[str, str]) -> list[str]:
+    """Name the GPUs that the environment grants this process; local."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [device.strip() for device in listed if device.strip()]
 
 
 def _world(comm: Communicator) -> Fact:
@@ -90,7 +92,7 @@ def _world(comm: Communicator) -> Fact:
         promised = str(size) if variable == "SLURM_STEP_NUM_TASKS" else str(comm.size)
     if comm.size == int(promised):
         return Fact("tasks", f"{promised}, one rank each")
-    remedy = "start them all by one srun, with the --mpi= of your MPI library (pmi2 or pmix)"
+    remedy = f"start them all by one srun --mpi={srun_plugin() or 'pmi2 or pmix'}"
     return Fact("tasks", f"{comm.size} ranks, but {variable} is {promised}", False, remedy)
 
 
@@ -117,10 +119,13 @@ def _cores_suffice(ranks: list[dict[str, Any]]) -> Fact:
 
 
 def _devices(ranks: list[dict[str, Any]]) -> Fact:
-    fewest = min(rank["devices"] for rank in ranks)
-    without = [number for number, rank in enumerate(ranks) if not rank["devices"]]
-    remedy = f"rank {without[0]} sees none" if without else ""
-    return Fact("GPUs", f"{fewest} seen by every rank", not without, remedy)
+    without = [number for number, rank in enumerate(ranks) if rank["device"] is None]
+    if without:
+        value = f"rank {without[0]} on {ranks[without[0]]['host']} sees none, others do"
+        return Fact("GPUs", value, False, "ask for GPUs on every node: --gpus-per-node")
+    taken = Counter((rank["host"], rank["device"]) for rank in ranks)
+    most = max(taken.values())
+    return Fact("GPUs", f"up to {most} ranks share one" if most > 1 else "one for each rank")
 
 
 def _shared_folder(comm: Communicator, folder: Path) -> Fact:
@@ -151,16 +156,12 @@ def _appears(path: Path) -> bool:
     return True
 
 
-def _versions() -> str:
-    return f"paropt-hpc {__version__}, Python {platform.python_version()}, NumPy {np.__version__}"
+def _versions(comm: Communicator) -> str:
+    library = f", {native.library()}" if comm.size > 1 else ""
+    python = f"Python {platform.python_version()}, NumPy {np.__version__}"
+    return f"paropt-hpc {__version__}, {python}{library}"
 
 
 def _threads(environ: Mapping[str, str]) -> int:
     threads = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     return int(threads) if threads.isdecimal() else 1
-
-
-def _cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))

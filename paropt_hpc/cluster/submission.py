@@ -1,24 +1,36 @@
 """Handing a job to Slurm: checked before, followed after."""
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 from paropt_hpc.cluster.durations import parse_duration, slurm_duration
-from paropt_hpc.cluster.sbatch import MPI_PLUGINS, Job, render
-from paropt_hpc.comm import native
+from paropt_hpc.cluster.sbatch import Array, Job, render
+from paropt_hpc.comm.launcher import srun_plugin
 from paropt_hpc.errors import ConfigError
 
-__all__ = ["Partition", "check", "follow", "mpi_plugin", "partitions", "submit", "write"]
+__all__ = [
+    "Partition",
+    "check",
+    "check_folder",
+    "follow",
+    "follow_arrays",
+    "mpi_plugin",
+    "partitions",
+    "submit",
+    "write",
+]
 
-_ARRAY = re.compile(r"(\d+(-\d+(:\d+)?)?)(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
+_SIGNAL = 65535  # seconds, the most that sbatch --signal takes
 _ENDED = {
     "BOOT_FAIL",
     "CANCELLED",
@@ -44,8 +56,6 @@ class Partition(NamedTuple):
 
 def partitions() -> list[Partition]:
     """Return what ``sinfo`` knows of the cluster; empty where there is none to ask."""
-    if shutil.which("sinfo") is None:
-        return []
     done = _run("sinfo", "--noheader", "--exact", "--format=%R|%P|%D|%c|%G|%l")
     found: dict[str, Partition] = {}
     for line in done.stdout.splitlines() if done.returncode == 0 else []:
@@ -83,15 +93,28 @@ def check(job: Job, known: list[Partition]) -> None:
             raise ConfigError(f"--{option} must be at least 1, got {getattr(job, name)}")
     if job.gpus_per_node < 0 or (job.template == "gpu" and job.gpus_per_node == 0):
         raise ConfigError(f"--gpus-per-node must be at least 1, got {job.gpus_per_node}")
-    if job.array is not None and not _ARRAY.fullmatch(job.array):
-        raise ConfigError(f"--array {job.array!r} cannot be read; write 0-15, 0-15%4 or 1,3,7")
-    if job.template == "experiment" and job.array is None:
-        raise ConfigError("an experiment runs one cell per element: name them by --array 0-15")
+    for option, value in job.site.items():
+        if "\n" in value:
+            raise ConfigError(f"--{option} must be one line, got {value!r}")
+    if job.array is not None and not job.array.elements:
+        raise ConfigError(f"--array {job.array} names no elements; write 0-15{job.array}")
+    if job.template == "tune" and job.array and job.array.elements[-1] >= len(job.array.elements):
+        raise ConfigError(
+            f"--array {job.array}: the elements of a tuning share its trials, so their numbers "
+            f"must be 0-{len(job.array.elements) - 1}"
+        )
+    if not 0 < job.signal_seconds <= _SIGNAL:
+        raise ConfigError(f"--signal-before must be in 1..{_SIGNAL}, got {job.signal_seconds}")
     if job.signal_seconds >= job.seconds:
         raise ConfigError(
             f"--time {slurm_duration(job.seconds)} is over before the ranks are told to save, "
             f"{job.signal_seconds} s ahead of its end; ask for more time or lower --signal-before"
         )
+    _check_partition(job, known)
+
+
+def _check_partition(job: Job, known: list[Partition]) -> None:
+    """Refuse what no partition that is asked for can run."""
     chosen = job.site.get("partition")
     names = [partition.name for partition in known]
     if chosen is not None and known and not set(chosen.split(",")) <= set(names):
@@ -135,19 +158,17 @@ def mpi_plugin() -> str:
     ConfigError
         There is no library, or an unknown one.
     """
-    try:
+    with contextlib.suppress(ImportError):
         import mpi4py
 
         mpi4py.rc.initialize = False  # its name is enough, and a login node may not run MPI
-        library = native.library()
-    except (ImportError, RuntimeError) as error:
-        library = f"no MPI library ({str(error).splitlines()[0]})"
-    for start, plugin in MPI_PLUGINS.items():
-        if start in library:
-            return plugin
-    raise ConfigError(
-        f"which srun --mpi= fits {library} is not known; name it: --mpi pmi2 or --mpi pmix"
-    )
+    plugin = srun_plugin()
+    if plugin is None:
+        raise ConfigError(
+            "the MPI library here is none, or one whose srun --mpi= is not known; name it: "
+            "--mpi pmi2 or --mpi pmix"
+        )
+    return plugin
 
 
 def write(job: Job, working_folder: Path) -> Path:
@@ -156,6 +177,23 @@ def write(job: Job, working_folder: Path) -> Path:
     job.folder.mkdir(parents=True, exist_ok=True)
     _replace(job.script, text)
     return job.script
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a run folder that belongs to a job which has not ended.
+
+    Raises
+    ------
+    ConfigError
+        Naming the job.
+    """
+    for kept in sorted(folder.glob("job*.json")):
+        number = json.loads(kept.read_text(encoding="utf-8"))["job_id"]
+        if _run("squeue", "--noheader", "--jobs", number).stdout.strip():
+            raise ConfigError(
+                f"job {number} has not ended, and writes into {folder}; wait for it, end it by "
+                f"scancel {number}, or name another --run-dir"
+            )
 
 
 def submit(job: Job, script: Path) -> str:
@@ -176,8 +214,9 @@ def submit(job: Job, script: Path) -> str:
     if done.returncode != 0:
         raise ConfigError(f"sbatch refused {script}: {' '.join(done.stderr.split())}")
     number = done.stdout.strip().split(";")[0]
-    known = {key: str(value) for key, value in asdict(job).items() if value}
-    _replace(job.folder / "job.json", json.dumps({"job_id": number} | known, indent=2) + "\n")
+    values = {each.name: getattr(job, each.name) for each in fields(job)}
+    known = {name: str(value) for name, value in values.items() if value}
+    _replace(script.with_suffix(".json"), json.dumps({"job_id": number} | known, indent=2) + "\n")
     return number
 
 
@@ -199,7 +238,7 @@ def follow(
     code : str
         Exit status and signal of its script, such as ``0:0``.
     """
-    log = Path(job.log.replace("%x", job.name).replace("%j", number))
+    log = job.folder / f"{job.name}-{number}.out"
     state, shown = "", 0
     while True:
         described = _describe(number)
@@ -214,10 +253,54 @@ def follow(
         time.sleep(pause)
 
 
+def follow_arrays(
+    arrays: Mapping[str, Array], show: Callable[[str], None], pause: float = 1.0
+) -> Counter[str]:
+    """Show how many elements are in which state, until all have ended.
+
+    Parameters
+    ----------
+    arrays : mapping
+        From the number of a job to its elements.
+    show : callable
+        Takes one line.
+    pause : float
+        Seconds between two questions to Slurm.
+
+    Returns
+    -------
+    Counter
+        How many elements ended in which state.
+    """
+    states = {(job, each): "PENDING" for job, array in arrays.items() for each in array.elements}
+    shown: Counter[str] = Counter()
+    while True:
+        alive = False
+        for job in arrays:
+            for described in _describe_all(job):
+                alive = True
+                for each in Array.parse(described.get("ArrayTaskId", "")).elements:
+                    states[job, each] = described.get("JobState", "UNKNOWN")
+        counts = Counter(states.values())
+        if counts != shown:
+            show(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
+            shown = counts
+        # Slurm forgets what ended some minutes ago.
+        if not alive or set(counts) <= _ENDED:
+            return counts
+        time.sleep(pause)
+
+
 def _describe(number: str) -> dict[str, str]:
     """Return what the controller knows of a job, for a few minutes after its end as well."""
+    return next(iter(_describe_all(number)), {})
+
+
+def _describe_all(number: str) -> list[dict[str, str]]:
+    """Return the same of every element of an array; those that wait share one."""
     done = _run("scontrol", "show", "job", "--oneliner", number)
-    return dict(part.split("=", 1) for part in done.stdout.split() if "=" in part)
+    lines = [line for line in done.stdout.splitlines() if "JobState=" in line]
+    return [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
 
 
 def _show_tail(log: Path, shown: int, show: Callable[[str], None]) -> int:
@@ -233,6 +316,8 @@ def _show_tail(log: Path, shown: int, show: Callable[[str], None]) -> int:
 
 
 def _run(*command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    if shutil.which(command[0]) is None:  # no cluster here: nothing to ask
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not on PATH")
     try:
         return subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=False, env=env

@@ -14,7 +14,7 @@ from paropt_hpc.comm import native
 from paropt_hpc.comm.communicator import Communicator, SerialCommunicator
 from paropt_hpc.errors import MPIMismatchError, MPINotFoundError, on_every_rank
 
-__all__ = ["abort", "finish", "launched_rank", "launched_size", "world"]
+__all__ = ["abort", "finish", "launched_rank", "launched_size", "srun_plugin", "world"]
 
 # What launchers tell the processes they start: how many there are. The nearest one first: an
 # mpiexec inside a Slurm job leaves Slurm's own variables in place.
@@ -25,6 +25,8 @@ _SIZES = (
     "FLUX_JOB_SIZE",  # Flux
     "SLURM_STEP_NUM_TASKS",  # srun
 )
+# The plugin of `srun --mpi=` that each MPI library understands, by the start of its name.
+_PLUGINS = {"MPICH": "pmi2", "Intel": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
 # Which one it is: from rank 1 on that proves several. Not SLURM_NTASKS: a batch script, which
 # runs alone, has it too, and is process 0.
 _RANKS = ("PMIX_RANK", "SLURM_PROCID")
@@ -66,7 +68,8 @@ def world() -> Communicator:
         mismatch = MPIMismatchError(
             f"{variable} says that at least {size} processes were started, but {native.library()} "
             "sees one: the launcher belongs to another MPI; use that library's own mpiexec, or "
-            f"srun --mpi=pmi2 or pmix, or unset {variable} to run each process alone"
+            f"srun --mpi={srun_plugin() or 'pmi2 or pmix'}, or unset {variable} to run each "
+            "process alone"
         )
         raise on_every_rank(mismatch)
     return Communicator(MPI.COMM_WORLD)
@@ -105,6 +108,18 @@ def launched_rank(environ: Mapping[str, str]) -> int:
     """
     ranks = (environ.get(variable, "") for variable in _OWN_RANKS)
     return next((int(rank) for rank in ranks if rank.isdecimal()), 0)
+
+
+def srun_plugin() -> str | None:
+    """Name the plugin of ``srun --mpi=`` that fits the MPI library; None for an unknown one.
+
+    Local.
+    """
+    try:
+        library = native.library()
+    except (ImportError, RuntimeError):  # there is none
+        return None
+    return next((plugin for start, plugin in _PLUGINS.items() if start in library), None)
 
 
 def abort(status: int) -> None:

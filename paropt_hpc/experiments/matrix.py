@@ -16,6 +16,12 @@ __all__ = ["RANKS", "Cell", "Matrix", "Target", "config_of", "load_matrix"]
 
 RANKS = "ranks"
 _LABEL = "label"
+# What every cell sets by itself.
+_OWN = {
+    "run.seed": "repeats differ in it; choose repeats and seed",
+    "run.dir": "every run has a folder in that of the experiment",
+    "run.resume": "every run is gone on with",
+}
 
 
 class Target(Section):
@@ -50,10 +56,17 @@ class Matrix(Section):
         for name, values in axes.items():
             if not values:
                 raise ValueError(f"axis {name!r} has no values")
-            if name == RANKS and not all(isinstance(v, int) and v >= 1 for v in values):
+            if name == RANKS and not all(type(v) is int and v >= 1 for v in values):
                 raise ValueError(f"axis 'ranks' must hold numbers of at least 1, got {values}")
             if any(isinstance(v, dict) and not isinstance(v.get(_LABEL), str) for v in values):
                 raise ValueError(f'a table on axis {name!r} needs a label = "..."')
+            labels = [_written(_name(v)) for v in values]
+            twice = next((label for label in labels if labels.count(label) > 1), None)
+            if twice is not None:
+                raise ValueError(f"axis {name!r} has {twice!r} twice; its folders would be one")
+            for key in {name, *(key for v in values if isinstance(v, dict) for key in v)}:
+                if key in _OWN:
+                    raise ValueError(f"{key!r} cannot be on an axis: {_OWN[key]}")
         return axes
 
     def cells(self) -> list["Cell"]:
@@ -80,9 +93,9 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of its folder, which stays when axes and repeats grow."""
         words = "-".join(f"{axis.split('.')[-1]}-{label}" for axis, label in self.point.items())
-        return f"{self.number:03d}-" + re.sub(r"[^\w.]+", "-", f"{words}-seed-{self.seed}")
+        return _written(f"{words}-seed-{self.seed}")
 
     def assignments(self, folder: Path) -> list[str]:
         """Return the settings as ``--set`` takes them."""
@@ -115,6 +128,11 @@ def _settings(axes: Mapping[str, Any], combination: tuple[Any, ...]) -> Iterator
             yield from ((key, each) for key, each in value.items() if key != _LABEL)
         else:
             yield name, value
+
+
+def _written(text: str) -> str:
+    """Return a text without what does not belong into the name of a folder."""
+    return re.sub(r"[^\w.+-]+", "-", text)
 
 
 def _name(value: Any) -> str:

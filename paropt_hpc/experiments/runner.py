@@ -7,10 +7,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from paropt_hpc.errors import ConfigError
-from paropt_hpc.experiments.matrix import Cell, Matrix
+from paropt_hpc.errors import ConfigError, StoppedError
+from paropt_hpc.experiments.matrix import Cell, Matrix, config_of
+from paropt_hpc.train import load_config
+from paropt_hpc.train.config import changed_setting, identity
 
-__all__ = ["FAILURE", "Outcome", "launcher", "outcome", "run_cells"]
+__all__ = [
+    "FAILURE",
+    "Outcome",
+    "check_settings",
+    "launcher",
+    "outcome",
+    "record_failure",
+    "run_cells",
+]
 
 FAILURE = "failed.txt"  # why a run failed, in its folder
 
@@ -24,6 +34,37 @@ def outcome(folder: Path, cell: Cell) -> Outcome:
     if (run / "summary.json").exists():
         return "done"
     return "failed" if (run / FAILURE).exists() else "missing"
+
+
+def check_settings(matrix: Matrix, path: Path, folder: Path) -> None:
+    """Refuse to mix runs of the present settings with those of others in a folder; local.
+
+    Raises
+    ------
+    ConfigError
+        Naming the run and a setting that has changed since.
+    """
+    for cell in matrix.cells():
+        kept = folder / cell.name / "config.toml"
+        if not kept.exists():
+            continue
+        before, now = load_config(kept), config_of(matrix, path, cell, folder)
+        found = changed_setting(identity(before), now)
+        if found is None and before.train.epochs != now.train.epochs:
+            found = "train.epochs", before.train.epochs, now.train.epochs
+        if found is not None:
+            key, old, new = found
+            raise ConfigError(
+                f"{kept.parent} was made when {key} was {old!r}, and it is {new!r} now; restore "
+                "it, remove that folder, or name another folder by --dir"
+            )
+
+
+def record_failure(folder: Path, cell: Cell, reason: str) -> None:
+    """Keep why a cell has failed; local."""
+    run = folder / cell.name
+    run.mkdir(parents=True, exist_ok=True)
+    (run / FAILURE).write_text(reason + "\n", encoding="utf-8")
 
 
 def run_cells(
@@ -47,7 +88,16 @@ def run_cells(
         Told of every cell and what became of it.
     retry : bool, default False
         Run those that have failed once more.
+
+    Raises
+    ------
+    ConfigError
+        There is no mpiexec for runs on several ranks.
+    StoppedError
+        A run was told to stop; the same call goes on with it.
     """
+    if any(cell.ranks > 1 for cell in matrix.cells()):
+        launcher()  # better now than after hours on one rank
     for cell in matrix.cells():
         known = outcome(folder, cell)
         if known == "missing" or (known == "failed" and retry):
@@ -66,8 +116,10 @@ def _run(cell: Cell, base: Path, folder: Path) -> None:
         command = [*launcher(), "-n", str(cell.ranks), *command]
     with (run / "log.txt").open("w", encoding="utf-8") as log:
         status = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+    if status == StoppedError.status:
+        raise StoppedError(f"{cell.name} was told to stop; the same command goes on")
     if status != 0:
-        (run / FAILURE).write_text(f"status {status}: {_last_words(run / 'log.txt')}\n")
+        record_failure(folder, cell, f"status {status}: {_last_words(run / 'log.txt')}")
 
 
 def launcher() -> list[str]:

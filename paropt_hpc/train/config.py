@@ -323,19 +323,30 @@ def check_identity(saved: dict[str, Any], config: Config) -> None:
     ConfigError
         Naming a setting that differs, and both values.
     """
+    found = changed_setting(saved, config)
+    if found is not None:
+        key, before, now = found
+        raise ConfigError(
+            f"cannot resume: {key} was {before!r} when the checkpoint was made and is {now!r} now; "
+            "restore it, or start a new run in another run.dir"
+        )
+
+
+def changed_setting(saved: dict[str, Any], config: Config) -> tuple[str, Any, Any] | None:
+    """Return the first setting in which an :func:`identity` differs from a configuration's.
+
+    Returns
+    -------
+    tuple or None
+        Its name, the value saved, and that of `config`.
+    """
     for section, values in identity(config).items():
         before = saved.get(section)
         if values == before:
             continue
         if not isinstance(values, dict) or not isinstance(before, dict):
-            raise _changed(f"run.{section}", before, values)
+            return f"run.{section}", before, values
         for key, value in values.items():
             if value != before.get(key):
-                raise _changed(f"{section}.{key}", before.get(key), value)
-
-
-def _changed(key: str, before: Any, now: Any) -> ConfigError:
-    return ConfigError(
-        f"cannot resume: {key} was {before!r} when the checkpoint was made and is {now!r} now; "
-        "restore it, or start a new run in another run.dir"
-    )
+                return f"{section}.{key}", before.get(key), value
+    return None

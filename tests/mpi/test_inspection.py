@@ -61,3 +61,20 @@ def test_more_threads_than_cores(comm, monkeypatch):
 def test_neighbours_take_neighbouring_devices(comm):
     taken = comm.gather_scalars(local_device(comm, comm.node_size))
     assert sorted(taken) == list(range(comm.size))
+
+
+def test_a_gpu_for_every_rank(comm, monkeypatch):
+    def said():
+        return next(fact for fact in inspect(comm) if fact.name == "GPUs")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(comm.node_size))))
+    assert said().value == "one for each rank"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(comm.rank))  # each sees its own alone
+    assert said().value == "one for each rank"
+    if comm.size > 1:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+        assert said().value == f"up to {comm.size} ranks share one"
+        if comm.rank == 1:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        with pytest.raises(ConfigError, match=r"rank 1 on .* sees none"):
+            preflight(comm)

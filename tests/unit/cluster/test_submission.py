@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paropt_hpc.cluster import submission
-from paropt_hpc.cluster.sbatch import Job
+from paropt_hpc.cluster.sbatch import Array, Job
 from paropt_hpc.cluster.submission import Partition
 from paropt_hpc.errors import ConfigError
 
@@ -53,8 +53,10 @@ def test_no_cluster_means_nothing_is_known(monkeypatch, tmp_path):
         ({"nodes": 0}, "--nodes must be at least 1, got 0"),
         ({"cpus_per_task": -1}, "--cpus-per-task must be at least 1, got -1"),
         ({"template": "gpu"}, "--gpus-per-node must be at least 1"),
-        ({"array": "0..3"}, "--array '0..3' cannot be read"),
-        ({"template": "experiment"}, "name them by --array"),
+        ({"array": Array((), 4)}, "--array %4 names no elements; write 0-15%4"),
+        ({"array": Array((1, 2)), "template": "tune"}, "their numbers must be 0-1"),
+        ({"site": {"mem": "8G\n#SBATCH --x"}}, "--mem must be one line"),
+        ({"signal_seconds": 0}, "--signal-before must be in 1..65535, got 0"),
         ({"seconds": 60}, "is over before the ranks are told to save"),
         ({"ntasks_per_node": 65}, "65 cpus, but a node of partition cpu has 64"),
         ({"ntasks_per_node": 33, "cpus_per_task": 2}, "are 66 cpus"),
@@ -78,8 +80,8 @@ def test_what_cannot_run_is_refused(changes, said):
         {"ntasks_per_node": 64, "nodes": 4, "seconds": 86400},
         {"site": {"partition": "gpu"}, "gpus_per_node": 8, "template": "gpu", "seconds": 900000},
         {"site": {"partition": "cpu,gpu"}, "ntasks_per_node": 64},  # one of them suffices
-        {"array": "0-15%4"},
-        {"array": "1,3,7-9:2"},
+        {"array": Array((0, 1, 2), 4)},
+        {"array": Array((0, 1, 2)), "template": "tune"},
     ],
 )
 def test_what_can_run_is_not(changes):
@@ -105,6 +107,18 @@ def test_a_job_inside_a_job_starts_clean(pretend, tmp_path, monkeypatch):
     seen = (tmp_path / "run/job.sbatch.environment").read_text()
     assert "SLURM_JOB_ID" not in seen
     assert "SLURM_CONF=/etc/some.conf" in seen
+
+
+def test_a_folder_of_a_job_that_has_not_ended(pretend, tmp_path):
+    pretend("sbatch", "echo 7")
+    pretend("squeue", f"cat {tmp_path}/queue")
+    task = job(folder=tmp_path / "run")
+    submission.submit(task, submission.write(task, tmp_path))
+    (tmp_path / "queue").write_text("7 low run root PD\n")
+    with pytest.raises(ConfigError, match="job 7 has not ended, and writes into"):
+        submission.check_folder(tmp_path / "run")
+    (tmp_path / "queue").write_text("")
+    submission.check_folder(tmp_path / "run")
 
 
 def test_slurms_refusal_is_passed_on(pretend, tmp_path):
@@ -142,3 +156,21 @@ esac""",
         "job 9: COMPLETED",
         "half line",
     ]
+
+
+def test_following_an_array_counts_its_elements(pretend, tmp_path):
+    pretend(
+        "scontrol",
+        f"""
+count=$(($(cat {tmp_path}/count 2>/dev/null || echo 0) + 1)); echo $count > {tmp_path}/count
+case $count in
+  1) echo ArrayTaskId=0-2 JobState=PENDING ;;
+  2) echo ArrayTaskId=1-2 JobState=PENDING; echo ArrayTaskId=0 JobState=RUNNING ;;
+  *) for i in 0 1; do echo ArrayTaskId=$i JobState=COMPLETED; done
+     echo ArrayTaskId=2 JobState=FAILED ;;
+esac""",
+    )
+    shown = []
+    ended = submission.follow_arrays({"9": Array((0, 1, 2))}, shown.append, pause=0)
+    assert ended == {"COMPLETED": 2, "FAILED": 1}
+    assert shown == ["3 PENDING", "2 PENDING, 1 RUNNING", "2 COMPLETED, 1 FAILED"]
