@@ -1,5 +1,6 @@
 """``paropt advise``: which way of running fits, before a run is spent on finding out."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,9 @@ from paropt_hpc.train import load_config
 
 __all__ = ["advise_command"]
 
+NODES = 4
+LATENCY = 20.0  # microseconds, of TCP
+
 
 def advise_command(
     config_file: Annotated[
@@ -27,14 +31,20 @@ def advise_command(
         str | None, typer.Option("--network", help="Between nodes: 25Gbit, 100Mbit, 12GB/s.")
     ] = None,
     latency: Annotated[
-        float, typer.Option("--latency", help="Of a message between nodes, microseconds.")
-    ] = 20.0,
+        float | None,
+        typer.Option(
+            "--latency",
+            help=f"With --network: of a message, in microseconds; {LATENCY:g} by default.",
+        ),
+    ] = None,
     nodes: Annotated[
-        int, typer.Option("--nodes", help="With --network: nodes to predict for.")
-    ] = 4,
+        int | None,
+        typer.Option("--nodes", help=f"With --network: nodes to predict for; {NODES} by default."),
+    ] = None,
     ntasks_per_node: Annotated[
-        int, typer.Option("--ntasks-per-node", help="With --network: ranks on each.")
-    ] = 1,
+        int | None,
+        typer.Option("--ntasks-per-node", help="With --network: ranks on each; 1 by default."),
+    ] = None,
 ) -> None:
     """Predict what each way of running would cost for CONFIG, and recommend one.
 
@@ -51,18 +61,33 @@ def advise_command(
                     "there is no network to measure on one rank; start several "
                     "(mpiexec -n 4 paropt advise ...) or give it: --network 25Gbit --nodes 4"
                 )
-            try:
-                bytes_each = calibration.parse_memory(memory) if memory else float("inf")
-                bandwidth = calibration.parse_bandwidth(network) if network else 0.0
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
+            bytes_each = math.inf if memory is None else calibration.parse_memory(memory)
+            bandwidth = math.inf if network is None else calibration.parse_bandwidth(network)
+            _check_given(network, nodes, ntasks_per_node, latency)
             work = calibration.measure_workload(config)
         shape, costs = calibration.measure_link(comm, work.gradient_bytes)
         if network is not None:
-            shape = Shape(nodes * ntasks_per_node, nodes, ntasks_per_node, 1, shares_memory=True)
+            nodes, each = nodes or NODES, ntasks_per_node or 1
+            shape = Shape(nodes * each, nodes, each, 1, shares_memory=True)
+            latency = LATENCY if latency is None else latency
             costs = replace(costs, link_latency=latency * 1e-6, link_bandwidth=bandwidth)
         if comm.rank == 0:
-            _show(advisor.advise(work, advisor.Machine(shape, costs, bytes_each)), shape.ranks)
+            tuned = calibration.is_tuned(shape, work.gradient_bytes)
+            machine = advisor.Machine(shape, costs, bytes_each, tuned)
+            _show(advisor.advise(work, machine), shape.ranks)
+
+
+def _check_given(
+    network: str | None, nodes: int | None, ntasks_per_node: int | None, latency: float | None
+) -> None:
+    """Refuse figures of a network that make no sense, or that nothing would use."""
+    given = {"--nodes": nodes, "--ntasks-per-node": ntasks_per_node, "--latency": latency}
+    for option, value in given.items():
+        least = 0 if option == "--latency" else 1
+        if value is not None and network is None:
+            raise ConfigError(f"{option} goes with --network; without it the ranks started count")
+        if value is not None and not least <= value < math.inf:
+            raise ConfigError(f"{option} must be at least {least}, got {value}")
 
 
 def _show(advice: advisor.Advice, ranks: int) -> None:
@@ -74,11 +99,13 @@ def _show(advice: advisor.Advice, ranks: int) -> None:
             advisor.written_time(way.seconds),
             f"{way.communication:.0%}",
             advisor.written_size(way.memory),
-            way.remark,
         ]
         for way in advice.ways
     ]
-    console.table(["way", f"a batch on {ranks} rank(s)", "communication", "memory", ""], rows)
-    console.line(f"{advice.chosen.name}: {advice.why}")
+    console.line(f"- what one batch takes on {ranks} ranks, and each of them needs:")
+    console.table(["way", "time", "communication", "memory"], rows)
+    for way in advice.ways:
+        console.line(f"  {way.name}: {way.remark}")
+    console.line(f"\n{advice.chosen.name}: {advice.why}")
     for setting in advice.chosen.settings.splitlines():
         console.line(f"  --set {setting.replace(' = ', '=')}")

@@ -6,12 +6,14 @@ ranks, so that the ways can be compared; a message of n bytes takes ``a + n / b`
 (latency, bandwidth).
 
 ==================  ==========================================================================
-compute             ``t0 + t1 B / P``: a fixed part of a step, and one per sample
-all-reduce          ``comm.tuning``'s model of the best algorithm for n bytes
+compute             ``t0 + t1 B / P``: a fixed part of a step, and one per sample; ranks that
+                    keep step also tell each other their losses: a tiny all-reduce
+all-reduce          ``comm.tuning``'s model of the algorithm that a run would choose for n bytes
 accumulate N        ``t0 + t1 B / P + allreduce / N``: one exchange for N batches
 Top-k               select, decode, ``ceil(log2 P) a + (P - 1) m / b`` for messages of m bytes
 gossip              ``2 a + 2 n / b`` on a ring, half of it with one peer
-bounded server      the server's link is the limit: ``2 P (a + n / b)`` for P gradients
+bounded server      the server's link, in each direction: ``(P - 1) (a + n / b)`` for P - 1
+                    gradients, at least ``2 (a + n / b)`` beside the computing of a worker
 pipeline            ``(M + S - 1) / M`` times the computing on S stages with M microbatches
 ==================  ==========================================================================
 """
@@ -35,9 +37,11 @@ __all__ = [
 ]
 
 HIGH = 0.30  # share of communication above which it is worth changing something
+WORTH_TUNING = 1.1
 DENSITY = 0.01
 ACCUMULATE = 4
 PERIOD = 8  # steps of local SGD between two averages
+_WORD = 16  # bytes that a rank tells the others in every step: its loss, and whether to stop
 # Bytes of a message per entry that is sent: four of the value, an entropy-coded index.
 _ENTRY_BYTES = 4 + 8.1 / 8
 
@@ -75,6 +79,7 @@ class Machine:
     shape: Shape
     costs: CostModel
     memory: float = math.inf  # bytes of one device
+    tuned: bool = False  # `paropt tune-comm` has measured which all-reduce is the best here
 
     @property
     def ranks(self) -> int:
@@ -89,11 +94,16 @@ class Machine:
         return self.costs.link_latency + nbytes * sharing / self.costs.link_bandwidth
 
     def allreduce(self, nbytes: int) -> float:
-        """Predict the best dense all-reduce."""
+        """Predict the dense all-reduce that a run here would use."""
         if self.ranks == 1:
             return 0.0
-        names = self.shape.algorithms()
-        return min(self.costs.seconds(name, nbytes, self.shape) for name in names)
+        chooser = self.costs if self.tuned else CostModel()
+        return self.costs.seconds(chooser.choose(nbytes, self.shape), nbytes, self.shape)
+
+    def best_allreduce(self, nbytes: int) -> tuple[str, float]:
+        """Name the fastest one, and predict it; for more than one rank."""
+        name = self.costs.choose(nbytes, self.shape)
+        return name, self.costs.seconds(name, nbytes, self.shape)
 
 
 class Way(NamedTuple):
@@ -123,6 +133,7 @@ def advise(work: Workload, machine: Machine) -> Advice:
     dense = next(way for way in found if way.name == "all-reduce")
     fitting = [way for way in found if way.memory <= machine.memory]
     answers = [_fits(work, machine, dense), _share(dense), _data(work, machine)]
+    answers += _tuning(work, machine)
     ordered = sorted(found, key=lambda way: way.seconds)
     if not fitting:
         smallest = min(found, key=lambda way: way.memory)
@@ -144,7 +155,7 @@ def advise(work: Workload, machine: Machine) -> Advice:
 def ways(work: Workload, machine: Machine) -> list[Way]:
     """Predict every way of running; pure."""
     compute = work.step_seconds + work.sample_seconds * work.batch / machine.ranks
-    plain = _Plain(compute, work.memory(machine.ranks))
+    plain = _Plain(compute, machine.allreduce(_WORD * machine.ranks), work.memory(machine.ranks))
     pipelines = _pipelines(work, machine, compute)
     if machine.ranks == 1:
         return [plain.way("all-reduce", 0.0, "", "as it is: there is one rank"), *pipelines]
@@ -158,15 +169,17 @@ def ways(work: Workload, machine: Machine) -> list[Way]:
 
 
 class _Plain(NamedTuple):
-    """What a replica costs without communication."""
+    """What a replica costs without the exchange of gradients or parameters."""
 
     seconds: float
+    told: float  # seconds for the losses
     memory: float
 
     def way(
         self, name: str, talk: float, settings: str, remark: str, *, converges: bool = True
     ) -> Way:
         """Return the way that adds so many seconds of communication."""
+        talk += self.told
         seconds = self.seconds + talk
         return Way(name, seconds, talk / seconds, self.memory, converges, settings, remark)
 
@@ -193,7 +206,7 @@ def _sparse(work: Workload, machine: Machine, plain: _Plain) -> Way:
     latency = machine.message(0)
     each = machine.message(entries * _ENTRY_BYTES) - latency
     talk = math.ceil(math.log2(p)) * latency + (p - 1) * each
-    busy = _Plain(plain.seconds + work.select_seconds, work.memory(p, extra=1))
+    busy = _Plain(plain.seconds + work.select_seconds, plain.told, work.memory(p, extra=1))
     return busy.way(
         f"Top-k {DENSITY:.0%}",
         talk,
@@ -223,11 +236,10 @@ def _drifting(work: Workload, machine: Machine, plain: _Plain) -> Iterator[Way]:
 
 
 def _server(work: Workload, machine: Machine, memory: float) -> Way:
-    """One rank serves: the others' gradients and its answers share its link."""
-    workers = machine.ranks - 1
+    """One rank serves: the others' gradients share its link, its answers the other direction."""
+    workers, message = machine.ranks - 1, machine.message(work.gradient_bytes)
     compute = work.step_seconds + work.sample_seconds * work.batch / workers
-    link = 2 * workers * machine.message(work.gradient_bytes)
-    seconds = max(compute + 2 * machine.message(work.gradient_bytes), link)
+    seconds = max(compute + 2 * message, workers * message)
     return Way(
         "bounded server",
         seconds,
@@ -282,6 +294,17 @@ def _data(work: Workload, machine: Machine) -> str:
     if local < 8:
         return f"{said}: so few a rank that more ranks gain little"
     return said
+
+
+def _tuning(work: Workload, machine: Machine) -> list[str]:
+    """Say what measuring the all-reduces would bring, where it would."""
+    if machine.ranks == 1 or machine.tuned:
+        return []
+    name, best = machine.best_allreduce(work.gradient_bytes)
+    gain = machine.allreduce(work.gradient_bytes) / best
+    if gain < WORTH_TUNING:
+        return []
+    return [f"paropt tune-comm would choose a {gain:.1f} times as fast all-reduce here: {name}"]
 
 
 def written_size(nbytes: float) -> str:

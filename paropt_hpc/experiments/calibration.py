@@ -1,5 +1,7 @@
 """The few numbers that the advisor predicts from, measured here."""
 
+import math
+import re
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -9,115 +11,130 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from paropt_hpc.comm import Communicator
-from paropt_hpc.comm.tuning import CostModel, Shape
+from paropt_hpc.comm import Communicator, SerialCommunicator, native
+from paropt_hpc.comm.tuning import CostModel, Shape, Table, table_path
 from paropt_hpc.compress import TopK
+from paropt_hpc.errors import ConfigError
 from paropt_hpc.experiments.advisor import DENSITY, Workload
-from paropt_hpc.train import Config, load_dataset
-from paropt_hpc.train.build import build_model
-from paropt_hpc.train.models import Batch, Model
+from paropt_hpc.train import Config, Trainer
+from paropt_hpc.train.samplers import Shard
 
-__all__ = ["measure_link", "measure_workload", "parse_bandwidth", "parse_memory"]
+__all__ = ["is_tuned", "measure_link", "measure_workload", "parse_bandwidth", "parse_memory"]
 
 _STATES = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
 _REPEATS = 7
-_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BINARY = {"": 1.0, "k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
+_NUMBER = r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)"
+_BANDWIDTH = re.compile(_NUMBER + r"(bit|b|B)(?:/s|ps)?\s*")
+_MEMORY = re.compile(_NUMBER + r"(i?)[bB]?\s*")
 
 
 def measure_workload(config: Config) -> Workload:
-    """Time a configuration's model on two batch sizes, and what Top-k would cost; local."""
-    data = load_dataset(config.data, config.run.seed, config.model.dtype)
-    model = build_model(config, data)
-    params = model.init(config.run.seed, config.model.dtype)
-    gradient = np.empty_like(params)
-    many = min(config.train.batch, len(data.train.y))
+    """Time steps of a configuration on two batch sizes, and what Top-k would cost; local."""
+    trainer = _alone(config)
+    gradient, samples = trainer.gradient, len(trainer.data.train.y)
+    many = min(config.train.batch, samples)
     few = max(1, many // 4)
-    slow, fast = (_step_seconds(model, params, gradient, data.train, n) for n in (many, few))
+    slow, fast = (_step_seconds(trainer, count) for count in (many, few))
     per_sample = max(0.0, (slow - fast) / max(1, many - few))
     return Workload(
-        parameters=model.size,
-        itemsize=params.itemsize,
+        parameters=trainer.model.size,
+        itemsize=gradient.itemsize,
         states=_STATES[config.train.optimizer],
         batch=config.train.batch,
-        samples=len(data.train.y),
+        samples=samples,
         step_seconds=max(0.0, slow - per_sample * many),
         sample_seconds=per_sample,
-        sample_bytes=_activation_bytes(model, params, gradient, data.train, many),
+        sample_bytes=_activation_bytes(trainer, many),
         select_seconds=_select_seconds(gradient),
     )
 
 
+def _alone(config: Config) -> Trainer:
+    """Return the training of a configuration on one rank, dense, ready for its first step."""
+    given = config.model_dump()
+    # A rate at which even the same batch over and over diverges nowhere.
+    given["train"] |= {"lr": 1e-30, "accumulate": 1}
+    given |= {"strategy": {}, "compress": {}, "run": {"seed": config.run.seed}}
+    trainer = Trainer(Config(**given), SerialCommunicator())
+    trainer.gradient = np.empty(trainer.model.size, trainer.params.dtype)
+    trainer.strategy.start(trainer.params)
+    return trainer
+
+
 def measure_link(comm: Communicator, nbytes: int) -> tuple[Shape, CostModel]:
-    """Fit latency and bandwidth to the ring all-reduce of the ranks started; collective."""
-    shape = comm.shape
-    costs = CostModel()
+    """Fit latency and bandwidth to an all-reduce of the ranks started; collective.
+
+    To that by recursive doubling, which exchanges whole buffers, as most of what is predicted does;
+    without the native module to the ring.
+    """
+    shape, costs = comm.shape, CostModel()
     if comm.size == 1:
         return shape, costs
+    name = "ring" if native.select() is None else "recursive_doubling"
     size = comm.size
     small, large = np.zeros(size, np.float32), np.zeros(max(size, nbytes // 4), np.float32)
-    times = [_collective_seconds(comm, buffer) for buffer in (small, large)]
-    # The ring's formula (comm.tuning), solved for its latency and its bandwidth.
-    latency = times[0] / (2 * (size - 1))
-    rest = max(1e-12, times[1] / (2 * (size - 1)) - latency)
-    bandwidth = large.nbytes / (size * rest)
+    times = [_collective_seconds(comm, buffer, name) for buffer in (small, large)]
+    # Its time is linear in the latency and in the inverse bandwidth: the model with one of both.
+    unit = CostModel(1.0, math.inf, 1.0, math.inf).seconds(name, 0, shape)
+    latency = times[0] / unit
+    unit = CostModel(0.0, 1.0, 0.0, 1.0).seconds(name, large.nbytes, shape)
+    bandwidth = unit / max(1e-12, times[1] - times[0])
     if shape.nodes == 1:
         return shape, replace(costs, node_latency=latency, node_bandwidth=bandwidth)
-    return shape, replace(costs, link_latency=latency, link_bandwidth=bandwidth * shape.node_size)
+    return shape, replace(costs, link_latency=latency, link_bandwidth=bandwidth)
+
+
+def is_tuned(shape: Shape, nbytes: int) -> bool:
+    """Say whether ``paropt tune-comm`` has measured all-reduces for ranks like these; local."""
+    path = table_path()
+    return path.exists() and Table.load(path).choose(nbytes, shape) is not None
 
 
 def parse_bandwidth(text: str) -> float:
-    """Return bytes per second of ``25Gbit``, ``100Mbit/s`` or ``12.5GB/s``.
+    """Return bytes per second of ``25Gbit``, ``100Mbit/s``, ``40Gbps`` or ``12.5GB/s``.
 
     Raises
     ------
-    ValueError
-        When it cannot be read.
+    ConfigError
+        When it cannot be read, or is 0.
     """
-    word = text.strip().removesuffix("/s")
-    for suffix, bits in (("bit", 8), ("b", 8), ("B", 1)):
-        if word.endswith(suffix):
-            return _number(word.removesuffix(suffix)) / bits
-    raise ValueError(f"bandwidth {text!r} cannot be read; write 25Gbit, 100Mbit/s or 12.5GB/s")
+    match = _BANDWIDTH.fullmatch(text)
+    amount = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+    if match is None or amount == 0:
+        raise ConfigError(f"bandwidth {text!r} cannot be read; write 25Gbit, 100Mbit/s or 12.5GB/s")
+    return amount if match[3] == "B" else amount / 8
 
 
 def parse_memory(text: str) -> float:
-    """Return the bytes of ``80GB`` or ``512MB``.
+    """Return the bytes of ``80GB``, ``512MB`` or ``64GiB``.
 
     Raises
     ------
-    ValueError
-        When it cannot be read.
+    ConfigError
+        When it cannot be read, or is 0.
     """
-    word = text.strip().upper()
-    if not word.endswith("B"):
-        raise ValueError(f"memory {text!r} cannot be read; write 80GB or 512MB")
-    return _number(word[:-1].removesuffix("I"))
+    match = _MEMORY.fullmatch(text)
+    amount = 0.0
+    if match is not None:
+        amount = float(match[1]) * (_BINARY if match[3] else _UNITS)[match[2].lower()]
+    if amount == 0:
+        raise ConfigError(f"memory {text!r} cannot be read; write 80GB, 512MB or 64GiB")
+    return amount
 
 
-def _number(text: str) -> float:
-    factor = _UNITS.get(text[-1:].lower(), 1.0)
-    return float(text.rstrip("kKmMgGtT")) * factor
+def _step_seconds(trainer: Trainer, count: int) -> float:
+    shard = Shard(np.arange(count), count)
+    return _median_seconds(lambda: trainer.step(shard, 0, 0))
 
 
-def _first(data: Batch, count: int) -> Batch:
-    return Batch(data.x[:count], data.y[:count])
-
-
-def _step_seconds(
-    model: Model, params: NDArray[np.floating], out: NDArray[np.floating], data: Batch, count: int
-) -> float:
-    batch = _first(data, count)
-    return _median_seconds(lambda: model.loss_and_grad(params, batch, out=out))
-
-
-def _activation_bytes(
-    model: Model, params: NDArray[np.floating], out: NDArray[np.floating], data: Batch, count: int
-) -> float:
+def _activation_bytes(trainer: Trainer, count: int) -> float:
     """Return what a step allocates at its peak, per sample."""
-    batch = _first(data, count)
+    shard = Shard(np.arange(count), count)
     tracemalloc.start()
     try:
-        model.loss_and_grad(params, batch, out=out)
+        trainer.step(shard, 0, 0)
         return tracemalloc.get_traced_memory()[1] / count
     finally:
         tracemalloc.stop()
@@ -134,10 +151,10 @@ def _select_seconds(gradient: NDArray[np.floating]) -> float:
     return _median_seconds(once)
 
 
-def _collective_seconds(comm: Communicator, buffer: NDArray[np.floating]) -> float:
+def _collective_seconds(comm: Communicator, buffer: NDArray[np.floating], name: str) -> float:
     def once() -> None:
         comm.barrier()
-        comm.allreduce(buffer, "sum", "ring")
+        comm.allreduce(buffer, "sum", name)
 
     return float(comm.gather_scalars(_median_seconds(once)).max())
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.comm.tuning import ALGORITHMS, Table, measure
+from paropt_hpc.comm.tuning import ALGORITHMS, CostModel, Table, measure
 from paropt_hpc.errors import ConfigError
+from paropt_hpc.experiments.calibration import measure_link
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -60,3 +61,14 @@ def test_a_bad_table_is_an_error_on_every_rank(world, tmp_path, monkeypatch):
     monkeypatch.setenv("PAROPT_TUNING", str(tmp_path / "table.json"))
     with pytest.raises(ConfigError, match="is no table of collectives"):
         Communicator(world)
+
+
+def test_the_advisor_measures_the_link(world):
+    with Communicator(world) as comm:
+        shape, costs = measure_link(comm, 40_000)
+        assert shape == comm.shape
+        if comm.size == 1:
+            assert costs == CostModel()
+        else:  # all ranks are on one node
+            assert 0 < costs.node_latency < 1
+            assert 1e3 < costs.node_bandwidth < 1e13
