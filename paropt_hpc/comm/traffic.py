@@ -130,10 +130,14 @@ class Traffic:
         """Seconds, of those in collectives, in which there was nothing to do but wait."""
         return sum(counter.waiting for counter in self.operations.values())
 
-    def end_step(self) -> None:
-        """Say that a training step has ended: its communication time joins `step_times`."""
+    def end_step(self, *, counted: bool = True) -> None:
+        """Say that a training step has ended: its communication time joins `step_times`.
+
+        Unless it is not to be `counted`, like a first one, in which connections are made.
+        """
         seconds = self.seconds
-        self.step_times.add(seconds - self._seconds_at_step)
+        if counted:
+            self.step_times.add(seconds - self._seconds_at_step)
         self._seconds_at_step = seconds
 
     @property

@@ -36,6 +36,7 @@ class Meter:
         self, comm: Communicator, timeline: Timeline, total: int, observer: Observer | None
     ) -> None:
         self.steps = 0
+        self._connected = False  # the first step makes connections
         self.wall_s = 0.0
         self.comm_s = 0.0
         self.wait_s = 0.0
@@ -68,7 +69,8 @@ class Meter:
         """
         self.steps = self.steps + 1 if steps is None else steps
         self.losses.extend(losses)
-        self._comm.traffic.end_step()
+        self._comm.traffic.end_step(counted=self._connected)
+        self._connected = True
         if self._observer is not None:
             self._observer(self.steps, self._total, self.losses[-1] if self.losses else math.nan)
 

@@ -59,3 +59,11 @@ def test_a_few_steps_are_no_reason_to_warn():
         traffic.record("allreduce", 1, 1, float(step))
         traffic.end_step()
     assert traffic.warn_of_jitter() is False
+
+
+def test_a_step_that_is_not_counted_takes_its_time_with_it():
+    traffic = Traffic()
+    for seconds in (100, 1, 1):
+        traffic.record("ring", 0, 0, seconds)
+        traffic.end_step(counted=seconds < 100)
+    assert (traffic.step_times.mean, traffic.jitter) == (1, 0)
