@@ -74,9 +74,13 @@ def local_device(comm: Communicator, count: int) -> int:
     """Return the device of this rank among the `count` that it sees; local.
 
     By the rank's place among the ranks that share its memory: under an ``mpiexec`` inside a Slurm
-    job, ``SLURM_LOCALID`` is 0 for each of them.
+    job, ``SLURM_LOCALID`` is 0 for each of them. Only where the library sees no neighbours, as Open
+    MPI under some of Slurm's PMIx plugins, it is all there is to go by.
     """
-    return comm.node_rank % count
+    place = comm.node_rank
+    if comm.node_size == 1 and os.environ.get("SLURM_LOCALID", "").isdecimal():
+        place = int(os.environ["SLURM_LOCALID"])
+    return place % count
 
 
 def visible_devices(environ: Mapping[str, str]) -> list[str]:

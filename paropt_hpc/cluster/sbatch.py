@@ -85,7 +85,9 @@ def purpose(config: Path) -> Purpose:
         values = {}  # `load_config` says what is wrong
     for key, (template, section) in _COMMANDS.items():
         if key in values:
-            return Purpose(template, Path(values.get(section, {}).get("dir", _folder(config))))
+            given = values.get(section)
+            folder = given.get("dir") if isinstance(given, dict) else None
+            return Purpose(template, Path(folder) if isinstance(folder, str) else _folder(config))
     settings = load_config(config)
     template = _STRATEGIES.get(settings.strategy.name, "train")
     return Purpose(template, Path(settings.run.dir or _folder(config)))
@@ -120,11 +122,9 @@ class Array(NamedTuple):
 
     def __str__(self) -> str:
         text = ",".join(map(str, self.elements))
-        if (
-            len(self.elements) > 1
-            and self.elements[-1] - self.elements[0] == len(self.elements) - 1
-        ):
-            text = f"{self.elements[0]}-{self.elements[-1]}"
+        whole = range(self.elements[0], self.elements[-1] + 1) if self.elements else range(0)
+        if len(whole) == len(self.elements) > 1:
+            text = f"{whole[0]}-{whole[-1]}"
         return text + (f"%{self.limit}" if self.limit else "")
 
 

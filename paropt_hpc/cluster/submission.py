@@ -180,13 +180,20 @@ def write(job: Job, working_folder: Path) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a run folder that belongs to a job which has not ended.
+    """Refuse a run folder that belongs to a job which has not ended, or to a run that has.
+
+    A run that has ended but left a checkpoint may be made longer.
 
     Raises
     ------
     ConfigError
-        Naming the job.
+        Naming the job, or the folder.
     """
+    resumable = any((folder / "checkpoints").glob("*"))
+    if (folder / "summary.json").exists() and not resumable:
+        raise ConfigError(
+            f"{folder} already holds the results of a run; name another --run-dir, or remove it"
+        )
     for kept in sorted(folder.glob("job*.json")):
         number = json.loads(kept.read_text(encoding="utf-8"))["job_id"]
         if _run("squeue", "--noheader", "--jobs", number).stdout.strip():

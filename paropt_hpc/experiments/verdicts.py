@@ -47,7 +47,7 @@ def _convergence(analysis: Analysis, point: Point) -> list[str]:
     if point.arrived < len(point.runs):
         return [
             f"{len(point.runs) - point.arrived} of {len(point.runs)} runs did not reach "
-            f"{analysis.target.metric} {analysis.target.value:g}"
+            f"the {analysis.target.metric.replace('_', ' ')} of {analysis.target.value:g}"
         ]
     reference = analysis.reference(point)
     if point is reference or math.isnan(reference.epochs_to_target.median):
@@ -57,10 +57,11 @@ def _convergence(analysis: Analysis, point: Point) -> list[str]:
         return [f"converges like {reference.name} ({extra:+.1%} epochs to the target)"]
     if extra <= EXTRA_EPOCHS_BAD:
         return [f"{extra:+.1%} epochs to the target against {reference.name}: watch it"]
-    return [
-        f"{extra:+.1%} epochs to the target against {reference.name}: raise the density, or "
-        "quantise instead of dropping"
-    ]
+    remedy = "raise the density, or quantise instead of dropping"
+    if point.batch > reference.batch:
+        times = f"{point.batch / reference.batch:g}"
+        remedy = f"its batch is {times} times as large: scale train.lr, or accumulate less"
+    return [f"{extra:+.1%} epochs to the target against {reference.name}: {remedy}"]
 
 
 def _scaling(analysis: Analysis, point: Point) -> list[str]:

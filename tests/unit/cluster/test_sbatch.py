@@ -133,6 +133,7 @@ def test_cells_of_equal_ranks_share_a_job():
         ('[objective]\nfunction = "sphere"\n', "islands"),
         ("[tune]\ntrials = 4\n", "tune"),
         ("[axes]\nranks = [1, 2]\n", "experiment"),
+        ("tune = 4\n", "tune"),
     ],
 )
 def test_a_configuration_names_its_template(tmp_path, text, template):

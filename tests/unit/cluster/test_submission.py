@@ -121,6 +121,14 @@ def test_a_folder_of_a_job_that_has_not_ended(pretend, tmp_path):
     submission.check_folder(tmp_path / "run")
 
 
+def test_results_are_not_replaced_unasked(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match="already holds the results of a run; name another"):
+        submission.check_folder(tmp_path)
+    (tmp_path / "checkpoints" / "step-00000010").mkdir(parents=True)
+    submission.check_folder(tmp_path)
+
+
 def test_slurms_refusal_is_passed_on(pretend, tmp_path):
     pretend("sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
     task = job(folder=tmp_path / "run")

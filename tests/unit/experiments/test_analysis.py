@@ -103,7 +103,7 @@ def test_a_speedup_has_the_spread_of_its_repeats(experiment):
 @pytest.mark.parametrize(
     ("needed", "said"),
     [
-        (100, "2 of 2 runs did not reach test_accuracy 0.9"),
+        (100, "2 of 2 runs did not reach the test accuracy of 0.9"),
         (10, "converges like dense, 4 ranks (+0.0% epochs"),
         (20, "+100.0% epochs to the target against dense, 4 ranks: raise the density"),
     ],
@@ -142,8 +142,15 @@ def test_failed_and_missing_runs_are_counted_not_hidden(experiment):
 
 def test_unequal_batches_are_warned_of(experiment):
     text = MATRIX + '"train.accumulate" = [1, 4]\n'
+    analysis = experiment(GOOD, text)
+    assert any("(64, 256 samples an update)" in line for line in verdicts(analysis))
+
+
+def test_a_larger_batch_is_not_cured_by_density(experiment):
+    text = MATRIX.replace('"compress.method" = "topk"', '"train.accumulate" = 4')
     said = verdicts(experiment(GOOD, text))
-    assert any("(64, 256 samples an update)" in line for line in said)
+    assert any("its batch is 4 times as large: scale train.lr" in line for line in said)
+    assert not any("density" in line for line in said)
 
 
 def test_the_report_is_one_file_that_needs_no_network(experiment):
