@@ -10,10 +10,12 @@ compute             ``t0 + t1 B / P``: a fixed part of a step, and one per sampl
                     keep step also tell each other their losses: a tiny all-reduce
 all-reduce          ``comm.tuning``'s model of the algorithm that a run would choose for n bytes
 accumulate N        ``t0 + t1 B / P + allreduce / N``: one exchange for N batches
-Top-k               select, decode, ``ceil(log2 P) a + (P - 1) m / b`` for messages of m bytes
+Top-k               select, decode, ``2 ceil(log2 P) a + (P - 1) m / b`` for messages of m
+                    bytes, whose lengths go before them
 gossip              ``2 a + 2 n / b`` on a ring, half of it with one peer
 bounded server      the server's link, in each direction: ``(P - 1) (a + n / b)`` for P - 1
-                    gradients, at least ``2 (a + n / b)`` beside the computing of a worker
+                    gradients, at least ``a + n / b`` beside the computing of a worker, whose
+                    next parameters come meanwhile
 pipeline            ``(M + S - 1) / M`` times the computing on S stages with M microbatches
 ==================  ==========================================================================
 """
@@ -205,7 +207,7 @@ def _sparse(work: Workload, machine: Machine, plain: _Plain) -> Way:
     p, entries = machine.ranks, max(1, round(DENSITY * work.parameters))
     latency = machine.message(0)
     each = machine.message(entries * _ENTRY_BYTES) - latency
-    talk = math.ceil(math.log2(p)) * latency + (p - 1) * each
+    talk = 2 * math.ceil(math.log2(p)) * latency + (p - 1) * each
     busy = _Plain(plain.seconds + work.select_seconds, plain.told, work.memory(p, extra=1))
     return busy.way(
         f"Top-k {DENSITY:.0%}",
@@ -225,7 +227,9 @@ def _drifting(work: Workload, machine: Machine, plain: _Plain) -> Iterator[Way]:
         "ranks drift apart between averages",
         converges=False,
     )
-    for name, topology, messages in (("one peer", "one-peer-exponential", 1), ("ring", "ring", 2)):
+    peers = min(2, machine.ranks - 1)
+    kinds = (("one peer", "one-peer-exponential", 1), ("ring", "ring", peers))
+    for name, topology, messages in kinds:
         yield plain.way(
             f"gossip, {name}",
             messages * machine.message(n),
@@ -239,7 +243,7 @@ def _server(work: Workload, machine: Machine, memory: float) -> Way:
     """One rank serves: the others' gradients share its link, its answers the other direction."""
     workers, message = machine.ranks - 1, machine.message(work.gradient_bytes)
     compute = work.step_seconds + work.sample_seconds * work.batch / workers
-    seconds = max(compute + 2 * message, workers * message)
+    seconds = max(compute + message, workers * message)
     return Way(
         "bounded server",
         seconds,

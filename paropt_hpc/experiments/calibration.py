@@ -23,6 +23,7 @@ __all__ = ["is_tuned", "measure_link", "measure_workload", "parse_bandwidth", "p
 
 _STATES = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
 _REPEATS = 7
+_ROW = 4
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY = {"": 1.0, "k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
 _NUMBER = r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)"
@@ -152,11 +153,14 @@ def _select_seconds(gradient: NDArray[np.floating]) -> float:
 
 
 def _collective_seconds(comm: Communicator, buffer: NDArray[np.floating], name: str) -> float:
-    def once() -> None:
-        comm.barrier()
-        comm.allreduce(buffer, "sum", name)
+    """Return the seconds of one of several in a row, as steps follow one another."""
 
-    return float(comm.gather_scalars(_median_seconds(once)).max())
+    def row() -> None:
+        for _ in range(_ROW):
+            comm.allreduce(buffer, "sum", name)
+
+    comm.barrier()
+    return float(comm.gather_scalars(_median_seconds(row)).max()) / _ROW
 
 
 def _median_seconds(call: Callable[[], object]) -> float:

@@ -71,4 +71,4 @@ def test_the_advisor_measures_the_link(world):
             assert costs == CostModel()
         else:  # all ranks are on one node
             assert 0 < costs.node_latency < 1
-            assert 1e3 < costs.node_bandwidth < 1e13
+            assert costs.node_bandwidth > 1e3

@@ -54,7 +54,7 @@ def test_accumulation_shares_one_exchange():
 
 def test_top_k_sends_messages_of_all_others():
     way = named(ways(WORK, machine(125e6)), "Top-k 1%")
-    talk = 2 * 1e-5 + 3 * 100_000 * (4 + 8.1 / 8) / 125e6
+    talk = 2 * 2 * 1e-5 + 3 * 100_000 * (4 + 8.1 / 8) / 125e6
     assert way.seconds == pytest.approx(0.065 + 0.004 + talk + TOLD)
     assert way.memory == named(ways(WORK, machine(125e6)), "all-reduce").memory + 40e6
 
@@ -63,7 +63,7 @@ def test_a_server_is_bound_by_one_direction_of_its_link():
     message = 1e-5 + 40e6 / 125e6
     assert named(ways(WORK, machine(125e6)), "bounded server").seconds == pytest.approx(3 * message)
     one_worker = named(ways(WORK, machine(125e6, ranks=2)), "bounded server")
-    assert one_worker.seconds == pytest.approx(0.001 + 0.256 + 2 * message)
+    assert one_worker.seconds == pytest.approx(0.001 + 0.256 + message)
 
 
 def test_an_untuned_choice_is_predicted_as_it_is_made_and_said():
@@ -79,7 +79,8 @@ def test_a_workload_is_measured(tmp_path):
     (tmp_path / "run.toml").write_text("[train]\nbatch = 64\n[model]\nhidden = [16]\n")
     work = measure_workload(load_config(tmp_path / "run.toml"))
     assert (work.parameters, work.itemsize, work.batch) == (64 * 16 + 16 + 16 * 10 + 10, 4, 64)
-    assert 0 < work.step_seconds < 1
+    # Either part may be lost in the noise of a busy machine, not both.
+    assert 0 < work.step_seconds + work.sample_seconds * work.batch < 1
     assert work.sample_bytes > 4 * 16
     assert work.select_seconds > 0
 
