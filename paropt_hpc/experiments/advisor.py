@@ -6,8 +6,8 @@ ranks, so that the ways can be compared; a message of n bytes takes ``a + n / b`
 (latency, bandwidth).
 
 ==================  ==========================================================================
-compute             ``t0 + t1 B / P``: a fixed part of a step, and one per sample; ranks that
-                    keep step also tell each other their losses: a tiny all-reduce
+compute             ``t0 + t1 B / P``: a fixed part of a step, and one per sample; where ranks
+                    meet they also tell each other their losses: a tiny all-reduce
 all-reduce          ``comm.tuning``'s model of the algorithm that a run would choose for n bytes
 accumulate N        ``t0 + t1 B / P + allreduce / N``: one exchange for N batches
 Top-k               select, decode, ``2 ceil(log2 P) a + (P - 1) m / b`` for messages of m
@@ -177,6 +177,10 @@ class _Plain(NamedTuple):
     told: float  # seconds for the losses
     memory: float
 
+    def meeting(self, period: int) -> "_Plain":
+        """Return the same for ranks that tell their losses in one of so many steps."""
+        return self._replace(told=self.told / period)
+
     def way(
         self, name: str, talk: float, settings: str, remark: str, *, converges: bool = True
     ) -> Way:
@@ -192,7 +196,7 @@ def _dense(work: Workload, machine: Machine, plain: _Plain) -> list[Way]:
         plain.way(
             "all-reduce", exchange, 'strategy.name = "allreduce"', "as one process, step for step"
         ),
-        plain.way(
+        plain.meeting(ACCUMULATE).way(
             f"accumulate {ACCUMULATE}",
             exchange / ACCUMULATE,
             f"train.accumulate = {ACCUMULATE}",
@@ -219,7 +223,7 @@ def _sparse(work: Workload, machine: Machine, plain: _Plain) -> Way:
 
 def _drifting(work: Workload, machine: Machine, plain: _Plain) -> Iterator[Way]:
     """Ranks have parameters of their own, which agree in the mean."""
-    n = work.gradient_bytes
+    n, plain = work.gradient_bytes, plain.meeting(PERIOD)
     yield plain.way(
         f"local SGD, {PERIOD} steps",
         machine.allreduce(n) / PERIOD,
