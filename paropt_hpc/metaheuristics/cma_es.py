@@ -225,10 +225,13 @@ class CMAES(Algorithm):
             count = min(len(self._guests), self._samples // 2)
             self._y[-count:] = self._steps_of(self._guests[:count])
             z[-count:] = self._whiten(self._y[-count:])
-        cube = self._mean + self._sigma * self._y  # (40)
-        if cube.min() < 0 or cube.max() > 1:
-            cube = np.abs(cube - 2 * np.rint(cube / 2))  # mirrored: the triangle wave
-        x: Rows = np.clip(self.space.lower + cube * self._range, self.space.lower, self.space.upper)
+        x: Rows = self._y * self._sigma
+        x += self._mean  # (40), in the unit cube
+        if x.min() < 0 or x.max() > 1:
+            x = np.abs(x - 2 * np.rint(x / 2))  # mirrored: the triangle wave
+        x *= self._range
+        x += self.space.lower
+        np.clip(x, self.space.lower, self.space.upper, out=x)
         if len(self._guests):
             x[-count:] = self._guests[:count]
         return x
@@ -274,7 +277,7 @@ class CMAES(Algorithm):
             if changed.any():
                 y[changed] = self._steps_of(x[changed])
                 z[changed] = self._whiten(y[changed])
-        self._x, self._f = x.copy(), f.copy()
+        self._x, self._f = x if x is asked else x.copy(), f.copy()
         self._guests = self._guests[len(asked) // 2 :]
         order = np.argsort(keys, kind="stable")
         succeeded = int(np.isfinite(keys).sum())

@@ -197,11 +197,20 @@ def _write_arrays(path: Path, state: State) -> int:
             np.savez(file, **dict(_stored(*leaf) for leaf in flatten(state, empty=True).items()))
             file.flush()
             os.fsync(file.fileno())
-        return zlib.crc32(path.read_bytes())
+        return _checksum(path)
     except OSError as error:
         raise DataError(
             f"cannot write the checkpoint {path}: {error.strerror}; the last one stays valid"
         ) from None
+
+
+def _checksum(path: Path) -> int:
+    """Return the checksum of a file, which need not fit into memory."""
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc
 
 
 def _write_manifest(folder: Path, step: int, position: dict[str, Any], gathered: list[str]) -> None:
@@ -224,8 +233,7 @@ def _checked(folder: Path, rank: int, size: int) -> Checkpoint:
         raise ValueError(f"version {manifest['version']}, this program reads {VERSION}")
     files = manifest["files"]
     for name in sorted(files)[rank::size]:
-        content = (folder / name).read_bytes()
-        expected = files[name]
-        if len(content) != expected["bytes"] or zlib.crc32(content) != expected["crc32"]:
+        path, expected = folder / name, files[name]
+        if path.stat().st_size != expected["bytes"] or _checksum(path) != expected["crc32"]:
             raise ValueError(f"{name} is not the file that was written")
     return Checkpoint(folder, manifest["step"], manifest["position"], len(files))
