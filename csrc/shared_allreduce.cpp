@@ -88,7 +88,7 @@ void SharedAllreduce::flat(const T* in, T* out, std::size_t n, Op op) {
 // ---- direct ----------------------------------------------------------------------------------
 
 template <class T>
-void SharedAllreduce::direct(Places places, std::size_t n, Op op) {
+void SharedAllreduce::direct(BufferPlaces places, std::size_t n, Op op) {
   // Two parts for each rank, the later one first: what the ranks have written last is in their
   // caches still, for half of a vector as long as a cache.
   for (const int part : {size_ + rank_, rank_}) {
@@ -217,11 +217,11 @@ void SharedAllreduce::choose(const T* in, T* out, std::size_t n, Op op) {
   const std::size_t bytes = n * sizeof(T);
   const std::uint64_t asked = fingerprint(static_cast<Request>(op), dtype_of<T>(), n);
   if (bytes <= flat_bytes_) {
-    group_.publish(asked, Places{}, in, bytes);
-    group_.compare(asked, Places{});
+    group_.publish(asked, BufferPlaces{}, in, bytes);
+    group_.compare(asked, BufferPlaces{});
     return flat(in, out, n, op);
   }
-  const Places here = group_.places(in, out, bytes);
+  const BufferPlaces here = group_.places(in, out, bytes);
   group_.publish(asked, here, nullptr, 0);
   const Round<T> round = rounds(in, out, n, op, size_);
   const bool in_segments = here.in != 0 && here.out != 0;
@@ -244,8 +244,8 @@ template <class T>
 void SharedAllreduce::run_between(const T* in, T* out, std::size_t n, Op op, int owners,
                                   const std::function<void(T*, std::size_t)>& between) {
   const std::uint64_t asked = fingerprint(static_cast<Request>(op), dtype_of<T>(), n);
-  group_.publish(asked, Places{}, nullptr, 0);
-  group_.compare(asked, Places{});
+  group_.publish(asked, BufferPlaces{}, nullptr, 0);
+  group_.compare(asked, BufferPlaces{});
   if (n == 0) return;
   Round<T> round = rounds(in, out, n, op, owners);
   round.between = &between;

@@ -83,7 +83,7 @@ class SharedAllreduce {
   template <class T>
   void flat(const T* in, T* out, std::size_t n, Op op);
   template <class T>
-  void direct(Places places, std::size_t n, Op op);
+  void direct(BufferPlaces places, std::size_t n, Op op);
   template <class T>
   Round<T> rounds(const T* in, T* out, std::size_t n, Op op, int owners) const;
   template <class T>

@@ -44,7 +44,7 @@ struct SharedControl {
   struct alignas(kLine) Record {
     std::atomic<std::uint64_t> call;
     std::uint64_t asked;
-    Places places;
+    BufferPlaces places;
     char payload[kInline];
   };
   struct alignas(kLine) Counter {
@@ -109,7 +109,7 @@ std::uint64_t SharedGroup::place(const void* data, std::size_t bytes) const {
   return 0;
 }
 
-Places SharedGroup::places(const void* in, const void* out, std::size_t bytes) const {
+BufferPlaces SharedGroup::places(const void* in, const void* out, std::size_t bytes) const {
   const std::uint64_t from = place(in, bytes);
   return {from, in == out ? from : place(out, bytes)};
 }
@@ -121,7 +121,7 @@ char* SharedGroup::at(std::uint64_t place, int rank) const {
 
 // ---- records and flags -----------------------------------------------------------------------
 
-void SharedGroup::publish(std::uint64_t asked, Places places, const void* payload,
+void SharedGroup::publish(std::uint64_t asked, BufferPlaces places, const void* payload,
                           std::size_t bytes) {
   if (broken_) {
     throw std::runtime_error("the communicator failed before or is freed; make a new one");
@@ -134,7 +134,7 @@ void SharedGroup::publish(std::uint64_t asked, Places places, const void* payloa
   record.call.store(calls_, std::memory_order_release);
 }
 
-bool SharedGroup::compare(std::uint64_t asked, Places places) {
+bool SharedGroup::compare(std::uint64_t asked, BufferPlaces places) {
   bool same_call = true;
   bool same_place = true;
   for (int other = 0; other < size_; ++other) {
@@ -149,7 +149,9 @@ bool SharedGroup::compare(std::uint64_t asked, Places places) {
   return same_place;
 }
 
-Places SharedGroup::places_of(int rank) const { return control(rank).records[calls_ % 2].places; }
+BufferPlaces SharedGroup::places_of(int rank) const {
+  return control(rank).records[calls_ % 2].places;
+}
 
 const char* SharedGroup::payload(int rank, std::size_t bytes) const {
   if (bytes <= kInline) return control(rank).records[calls_ % 2].payload;
@@ -186,8 +188,8 @@ void SharedGroup::await_all(Flag flag, std::uint64_t value) {
 
 void SharedGroup::gather(const void* own, std::size_t bytes, void* out) {
   const std::uint64_t asked = fingerprint(Request::gather, Dtype::float32, bytes);
-  publish(asked, Places{}, own, bytes);
-  compare(asked, Places{});
+  publish(asked, BufferPlaces{}, own, bytes);
+  compare(asked, BufferPlaces{});
   for (int other = 0; other < size_; ++other) {
     char* const to = static_cast<char*>(out) + static_cast<std::size_t>(other) * bytes;
     if (bytes > 0) std::memcpy(to, payload(other, bytes), bytes);
@@ -196,8 +198,8 @@ void SharedGroup::gather(const void* own, std::size_t bytes, void* out) {
 
 std::vector<Shared> SharedGroup::share(const void* own, std::size_t bytes) {
   const std::uint64_t asked = fingerprint(Request::share, Dtype::float32, 0);
-  publish(asked, Places{bytes, 0}, nullptr, 0);
-  compare(asked, Places{});
+  publish(asked, BufferPlaces{bytes, 0}, nullptr, 0);
+  compare(asked, BufferPlaces{});
   // All are here, so nobody reads any more what the last call has returned.
   std::size_t most = 0;
   for (int other = 0; other < size_; ++other) most = std::max(most, places_of(other).in);

@@ -32,10 +32,10 @@ inline std::uint64_t fingerprint(Request request, Dtype dtype, std::size_t n) {
 }
 
 // Where a rank's buffers are; 0: not in a shared segment.
-struct Places {
+struct BufferPlaces {
   std::uint64_t in = 0;
   std::uint64_t out = 0;
-  bool operator==(const Places& o) const { return in == o.in && out == o.out; }
+  bool operator==(const BufferPlaces& o) const { return in == o.in && out == o.out; }
 };
 
 // What a rank tells the others how far it has come; each on a cache line of its own.
@@ -102,17 +102,17 @@ class SharedGroup {
   // ---- the group cannot be used any more then.
 
   // Begin a call: tell the others, with `bytes` of payload that the record carries.
-  void publish(std::uint64_t asked, Places places, const void* payload, std::size_t bytes);
+  void publish(std::uint64_t asked, BufferPlaces places, const void* payload, std::size_t bytes);
   // Wait for the records of this call; true if all buffers are at the same place. Throws Mismatch
   // on all ranks unless all have been asked the same.
-  bool compare(std::uint64_t asked, Places places);
+  bool compare(std::uint64_t asked, BufferPlaces places);
   // How many calls have begun, the same on all ranks.
   std::uint64_t calls() const { return calls_; }
-  Places places_of(int rank) const;
+  BufferPlaces places_of(int rank) const;
   const char* payload(int rank, std::size_t bytes) const;
 
   // Where these buffers of this rank are, and what lies at such a place of another one.
-  Places places(const void* in, const void* out, std::size_t bytes) const;
+  BufferPlaces places(const void* in, const void* out, std::size_t bytes) const;
   char* at(std::uint64_t place, int rank) const;
 
   // Memory of each rank for what a call moves; nobody else's while the call lasts.
