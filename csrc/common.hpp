@@ -135,17 +135,17 @@ PAROPT_ALWAYS_INLINE void store(std::uint8_t* bytes, U value) {
 }
 
 // The numbers of the lanes of a vector of bytes.
-struct Places {
+struct ByteLanes {
   alignas(64) std::uint8_t at[64];
 };
 
-constexpr Places make_places() {
-  Places places{};
-  for (int i = 0; i < 64; ++i) places.at[i] = static_cast<std::uint8_t>(i);
-  return places;
+constexpr ByteLanes make_byte_lanes() {
+  ByteLanes lanes{};
+  for (int i = 0; i < 64; ++i) lanes.at[i] = static_cast<std::uint8_t>(i);
+  return lanes;
 }
 
-constexpr Places kPlaces = make_places();
+constexpr ByteLanes kByteLanes = make_byte_lanes();
 
 inline std::size_t ceil_div(std::size_t a, std::size_t b) { return a / b + (a % b != 0); }
 

@@ -10,7 +10,7 @@
 template <bool kFew>
 PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint16_t* append_ones(std::uint64_t word, std::size_t first,
                                                               std::uint16_t* list) {
-  const __m512i places = _mm512_load_si512(kPlaces.at);
+  const __m512i places = _mm512_load_si512(kByteLanes.at);
   const __m512i found = _mm512_mask_compress_epi8(places, word, places);
   const __m512i base = _mm512_set1_epi16(static_cast<short>(first));
   const int ones = __builtin_popcountll(word);
