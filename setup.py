@@ -29,7 +29,7 @@ from setuptools.command.build_ext import build_ext
 
 HEADERS = sorted(glob("csrc/*.hpp") + glob("csrc/bindings/*.hpp") + glob("csrc/*.cuh"))
 NATIVE = ["common", "topk", "index_codec", "quantize", "reduce", "message", "population", "tour"]
-NATIVE += ["libsvm"]
+NATIVE += ["libsvm", "sgd"]
 MPI = ["common", "fold", "huge_pages", "shared_segment", "shared_group", "shared_allreduce"]
 MPI += ["ring_allreduce", "recursive_doubling", "lane", "neighbor_exchange"]
 EXTRA_FLAGS = shlex.split(os.environ.get("PAROPT_BUILD_FLAGS", ""))

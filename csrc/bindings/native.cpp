@@ -17,6 +17,7 @@
 #include "population.hpp"
 #include "quantize.hpp"
 #include "reduce.hpp"
+#include "sgd.hpp"
 #include "topk.hpp"
 
 namespace py = pybind11;
@@ -181,6 +182,19 @@ void add(Array<T>& out, const Array<T>& array) {
   T* o = output(out, n);
   const T* a = input(array);
   unlocked([=] { paropt::add(o, a, n); });
+}
+
+template <class T>
+void sgd_step(Array<T>& params, const Array<T>& gradient, std::optional<Array<T>>& velocity, T rate,
+              T momentum, T decay, bool nesterov) {
+  const std::size_t n = length(params);
+  require(length(gradient) == n, "params and gradient must have the same length");
+  require(!velocity || length(*velocity) == n, "params and velocity must have the same length");
+  T* p = output(params, n);
+  const T* g = input(gradient);
+  T* v = velocity ? output(*velocity, n) : nullptr;
+  const paropt::SgdStep<T> step{rate, momentum, decay, nesterov};
+  unlocked([=, &step] { paropt::sgd_step(p, g, v, n, step); });
 }
 
 float read_all(const Array<float>& array) {
@@ -403,6 +417,9 @@ void define_for_pair(py::module_& m) {
 template <class T>
 void define_for_value(py::module_& m) {
   m.def("add", &add<T>, py::arg("out").noconvert(), py::arg("array").noconvert());
+  m.def("sgd_step", &sgd_step<T>, py::arg("params").noconvert(), py::arg("gradient").noconvert(),
+        py::arg("velocity").noconvert(), py::arg("rate"), py::arg("momentum"), py::arg("decay"),
+        py::arg("nesterov"));
   m.def("decode_add_message", &decode_add_message<T>, py::arg("data").noconvert(),
         py::arg("dense").noconvert(), py::arg("scale"));
   define_for_pair<T, std::uint32_t>(m);

@@ -141,6 +141,32 @@ def add(out: _Array, array: _Array) -> None:
         out += array
 
 
+def sgd_step(
+    params: _Array,
+    gradient: _Array,
+    velocity: _Array | None,
+    rate: float,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> None:
+    """Descend with momentum, block by block, so that what is in between stays in the cache."""
+    rate, momentum, decay = (params.dtype.type(number) for number in (rate, momentum, decay))
+    block = 65536
+    for first in range(0, params.size, block):
+        part = slice(first, first + block)
+        target, step = params[part], gradient[part]
+        with np.errstate(all="ignore"):
+            if decay:
+                step = step + decay * target
+            if velocity is not None:
+                v = velocity[part]
+                v *= momentum
+                v += step
+                step = step + momentum * v if nesterov else v
+            target -= rate * step
+
+
 def scatter_add(dense: _Array, indices: _Array, values: _Array, scale: float) -> None:
     """Add at indices that may repeat."""
     if indices.size and indices.max() >= dense.size:

@@ -1,6 +1,6 @@
 """Optimizers: a gradient becomes a change of the parameters, in place.
 
-All work on flat vectors, allocate their state at the first update, and overwrite the
+All work on flat vectors, allocate their state at the first update, and may overwrite the
 gradient, which serves as work space. They go through the vectors block by block, see
 `paropt_hpc.train.arrays`, and so take no memory beside their state.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paropt_hpc.errors import ConfigError
+from paropt_hpc.kernels import sgd
 from paropt_hpc.train.arrays import Array, Scratch, add_scaled, blocks, namespace, norm
 
 __all__ = ["LAMB", "LARS", "SGD", "Adam", "AdamW", "Optimizer", "Untouched"]
@@ -48,7 +49,7 @@ class Optimizer(ABC):
         return self._rate(self.steps)
 
     def update(self, params: Array, gradient: Array) -> None:
-        """Change `params` in place; `gradient` serves as work space and is overwritten."""
+        """Change `params` in place; `gradient` serves as work space and may be overwritten."""
         self._apply(namespace(params), params, gradient)
         self.steps += 1
 
@@ -126,30 +127,20 @@ class SGD(Optimizer):
         self.nesterov = nesterov
 
     def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
-        self._add_decay(params, gradient)
-        self._descend(xp, params, gradient)
+        self._descend(xp, params, gradient, self.weight_decay)
 
-    def _descend(self, xp: Any, params: Array, gradient: Array) -> None:
-        """Change `params` by what the momentum makes of a gradient that has its decay."""
+    def _descend(self, xp: Any, params: Array, gradient: Array, decay: float) -> None:
+        """Change `params` by what the momentum makes of a gradient."""
         velocity = self._buffer(xp, "velocity", gradient) if self.momentum else None
-        rate = self.lr
-        for part in blocks(params):
-            target, step = params[part], gradient[part]
-            direction = step
-            if velocity is not None:
-                direction = self._with_momentum(xp, step, velocity[part])
-            xp.multiply(direction, rate, out=step)
-            target -= step
-
-    def _with_momentum(self, xp: Any, gradient: Array, velocity: Array) -> Array:
-        velocity *= self.momentum
-        velocity += gradient
-        if not self.nesterov:
-            return velocity
-        scratch = self._scratch.like(gradient)
-        xp.multiply(velocity, self.momentum, out=scratch)
-        gradient += scratch
-        return gradient
+        sgd.step(
+            params,
+            gradient,
+            velocity,
+            rate=self.lr,
+            momentum=self.momentum,
+            decay=decay,
+            nesterov=self.nesterov,
+        )
 
 
 class LARS(SGD):
@@ -192,7 +183,7 @@ class LARS(SGD):
             self._add_decay(params[layer], gradient[layer])
             if size > 0 and slope > 0:
                 gradient[layer] *= self.trust * size / (slope + self.weight_decay * size)
-        self._descend(xp, params, gradient)
+        self._descend(xp, params, gradient, 0.0)  # the decay is in it
 
 
 class Adam(Optimizer):

@@ -68,7 +68,7 @@ class ShardedSampler:
         order = self._permutation(number)
         for begin in range(first * self.batch, self.n, self.batch):
             batch = order[begin : begin + self.batch]
-            yield Shard(np.array_split(batch, self._size)[self._rank], batch.size)
+            yield Shard(_share(batch, self._rank, self._size), batch.size)
 
     def tasks(self, first: int, last: int) -> range:
         """Return numbers for all shards of batches `first` to `last - 1` that are not empty."""
@@ -82,7 +82,14 @@ class ShardedSampler:
         if epoch != self._drawn:
             self._drawn, self._order = epoch, self._permutation(epoch)
         samples = self._order[batch * self.batch : (batch + 1) * self.batch]
-        return Shard(np.array_split(samples, self._size)[rank], samples.size)
+        return Shard(_share(samples, rank, self._size), samples.size)
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         return rng.philox(self._seed, "sampler", epoch).permutation(self.n)
+
+
+def _share(samples: NDArray[np.int64], rank: int, size: int) -> NDArray[np.int64]:
+    """Return one of `size` parts that differ by one sample at most, the longer ones first."""
+    least, longer = divmod(samples.size, size)
+    begin = rank * least + min(rank, longer)
+    return samples[begin : begin + least + (rank < longer)]

@@ -9,6 +9,7 @@
 #include "message.hpp"
 #include "quantize.hpp"
 #include "reduce.hpp"
+#include "sgd.hpp"
 #include "topk.hpp"
 
 namespace {
@@ -80,6 +81,14 @@ void check_values(const std::vector<float>& values) {
   }
 }
 
+void check_sgd(const std::vector<float>& gradient) {
+  std::vector<float> params(kMost, 0.7f), velocity(kMost, -0.3f);
+  paropt::sgd_step<float>(params.data(), gradient.data(), velocity.data(), kMost,
+                          {0.1f, 0.9f, 1e-3f, true});
+  paropt::sgd_step<float>(params.data(), gradient.data(), nullptr, kMost, {0.1f, 0, 1e-3f, false});
+  take(params), take(velocity);
+}
+
 }  // namespace
 
 int main() {
@@ -90,5 +99,6 @@ int main() {
   check_topk<paropt::BFloat16>();
   check_codecs(check_topk<float>(), values);
   check_values(values);
+  check_sgd(values);
   std::printf("%08x\n", static_cast<unsigned>(digest));
 }
