@@ -5,12 +5,14 @@ a test, printed by bench_step.py.
 """
 
 import tracemalloc
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from paropt_hpc.comm import Communicator
 from paropt_hpc.compress import TopK
+from paropt_hpc.runs import Checkpoints, rank_part
 from paropt_hpc.train import MLP, SGD, Adam, AllReduce, Batch
 
 __all__ = ["SLACK_BYTES", "WAYS", "Peak", "peak"]
@@ -46,8 +48,16 @@ class Peak(NamedTuple):
     vector: int  # of a vector as long as the parameters
 
 
-def peak(comm: Communicator, way: str, widths: tuple[int, int, int] = (2000, 3000, 10)) -> Peak:
-    """Train for three steps and return the peak of this rank; collective."""
+def peak(
+    comm: Communicator,
+    way: str,
+    widths: tuple[int, int, int] = (2000, 3000, 10),
+    folder: Path | None = None,
+) -> Peak:
+    """Train for three steps and return the peak of this rank; collective.
+
+    With a folder, the same on all ranks, a checkpoint is written there after the last step.
+    """
     make, vectors = WAYS[way]
     model, rows = MLP(widths[0], [widths[1]], widths[2]), 8
     batch = Batch(np.ones((rows, widths[0]), np.float32), np.zeros(rows, int))
@@ -63,6 +73,9 @@ def peak(comm: Communicator, way: str, widths: tuple[int, int, int] = (2000, 300
             ready = strategy.begin(params, gradient)
             model.loss_and_grad(params, batch, gradient, ready)
             strategy.step(params, gradient)
+        if folder is not None:
+            state = {"params": params, "strategy": strategy.state_dict()}
+            Checkpoints(folder, comm).save(3, {}, {rank_part(comm.rank): state})
         strategy.finish(params)
         taken = tracemalloc.get_traced_memory()[1]
     finally:

@@ -89,8 +89,11 @@ class Compressor(ABC):
         self._values.draws = int(state["draws"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a later `load_state_dict` needs to go on exactly (a copy)."""
-        return self.counters() | {"residual": self.residual.copy()}
+        """Return what a later `load_state_dict` needs to go on exactly.
+
+        The vectors are no copies: the next gradient changes them.
+        """
+        return self.counters() | {"residual": self.residual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state; `start` must have been called for the same size."""
@@ -190,10 +193,10 @@ class Sparsifier(Compressor):
         self._steps = int(state["steps"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a later `load_state_dict` needs to go on exactly (a copy)."""
+        """Return what a later `load_state_dict` needs to go on exactly, no copy."""
         state = super().state_dict()
         if self._velocity is not None:
-            state["velocity"] = self._velocity.copy()
+            state["velocity"] = self._velocity
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import warnings
+import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from paropt_hpc.errors import DataError
 __all__ = ["Checkpoint", "Checkpoints", "rank_part"]
 
 VERSION = 1
+_BLOCK = 1 << 20  # bytes that are written or read at once
 State = dict[str, Any]  # nested; the leaves are arrays, numbers, and what JSON can hold
 _JSON = ".json"  # ends the names of leaves that are stored as text
 
@@ -194,7 +196,9 @@ def _write_arrays(path: Path, state: State) -> int:
     """Write a state and return the checksum of the file."""
     try:
         with path.open("wb") as file:
-            np.savez(file, **dict(_stored(*leaf) for leaf in flatten(state, empty=True).items()))
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                for leaf in flatten(state, empty=True).items():
+                    _write_array(archive, *_stored(*leaf))
             file.flush()
             os.fsync(file.fileno())
         return _checksum(path)
@@ -204,13 +208,25 @@ def _write_arrays(path: Path, state: State) -> int:
         ) from None
 
 
+def _write_array(archive: zipfile.ZipFile, name: str, value: Any) -> None:
+    """Add what `numpy.savez` would, block by block: NumPy makes copies of 16 MB."""
+    array = np.ascontiguousarray(value)
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        header = np.lib.format.header_data_from_array_1_0(array)
+        header["shape"] = np.shape(value)  # of a number: none
+        np.lib.format.write_array_header_1_0(file, header)
+        content = memoryview(array.reshape(-1).view(np.uint8))
+        for first in range(0, len(content), _BLOCK):
+            file.write(content[first : first + _BLOCK])
+
+
 def _checksum(path: Path) -> int:
-    """Return the checksum of a file, which need not fit into memory."""
-    crc = 0
+    """Return the CRC-32 of a file, read block by block."""
+    checksum = 0
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            crc = zlib.crc32(block, crc)
-    return crc
+        while block := file.read(_BLOCK):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def _write_manifest(folder: Path, step: int, position: dict[str, Any], gathered: list[str]) -> None:

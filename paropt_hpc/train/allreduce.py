@@ -284,11 +284,11 @@ class AllReduce(Strategy):
         return told
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of optimizer, wire and group of this rank (a copy); local."""
+        """Return the state of optimizer, wire and group of this rank, no copy; local."""
         skipped = {"steps": self.skipped, "in_a_row": self._in_a_row}
         state = super().state_dict() | self._wire.state_dict() | {"skipped": skipped}
         if self._sum is not None:
-            group = {"steps": self._group, "samples": self._samples, "sum": self._sum.copy()}
+            group = {"steps": self._group, "samples": self._samples, "sum": self._sum}
             state["group"] = group
         return state
 

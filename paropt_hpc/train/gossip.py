@@ -80,7 +80,7 @@ class Mixing(Strategy):
         return {"consensus_distance": float(np.sqrt(self.comm.gather_scalars(own).mean()))}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank (a copy); local."""
+        """Return the state of this rank, no copy; local."""
         return super().state_dict() | {"step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -154,10 +154,10 @@ class Gossip(Mixing):
         return gradient
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank (a copy); local."""
+        """Return the state of this rank, no copy; local."""
         state = super().state_dict()
         if self._tracked is not None and self._last is not None:
-            state |= {"tracked": self._tracked.copy(), "last": self._last.copy()}
+            state |= {"tracked": self._tracked, "last": self._last}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -206,8 +206,8 @@ class PushSum(Mixing):
         return mean[:-1] / mean[-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank (a copy); local."""
-        return super().state_dict() | {"biased": self._biased.copy()}
+        """Return the state of this rank, no copy; local."""
+        return super().state_dict() | {"biased": self._biased}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state of this rank, after `start`; local."""
@@ -283,8 +283,8 @@ class ChocoGossip(Mixing):
         self._step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank (a copy); local."""
-        told = {"told": self._told.copy(), "mixed": self._mixed.copy()}
+        """Return the state of this rank, no copy; local."""
+        told = {"told": self._told, "mixed": self._mixed}
         return super().state_dict() | told | {"compressor": self.compressor.counters()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

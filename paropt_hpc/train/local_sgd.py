@@ -117,10 +117,10 @@ class LocalSGD(Strategy):
         params[:] = self._anchor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank (a copy); local."""
+        """Return the state of this rank, no copy; local."""
         state = super().state_dict() | {"rounds": self._rounds, "steps": self._steps}
         if self._anchor is not None and self._momentum is not None:
-            state |= {"anchor": self._anchor.copy(), "momentum": self._momentum.copy()}
+            state |= {"anchor": self._anchor, "momentum": self._momentum}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -69,8 +69,11 @@ class Optimizer(ABC):
         return self._state[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a later `load_state_dict` needs to go on exactly (a copy)."""
-        return {"steps": self.steps, **{name: v.copy() for name, v in self._state.items()}}
+        """Return what a later `load_state_dict` needs to go on exactly.
+
+        The vectors are no copies: the next update changes them.
+        """
+        return {"steps": self.steps, **self._state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state (a copy)."""

@@ -157,7 +157,9 @@ class ParameterServer(Asynchronous):
                 f"rank {self.comm.rank} is a server and takes no steps; let only ranks below "
                 f"{self.workers} call step, and every rank finish"
             )
-        before = [c.state_dict() for c in self._compressors] if self._restores else []
+        before = []
+        if self._restores:
+            before = copy.deepcopy([compressor.state_dict() for compressor in self._compressors])
         self._arrive(params, gradient, samples[0] if samples else 1)
         if self._reply[3]:
             for compressor, state in zip(self._compressors, before, strict=True):
@@ -371,7 +373,7 @@ class ParameterServer(Asynchronous):
         return said | {"bound": self.sequencer.bound, "staleness": counts}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank (a copy); local, between phases."""
+        """Return the state of this rank, no copy; local, between phases."""
         state: dict[str, Any] = {"sequencer": self.sequencer.state_dict()}
         if self.comm.rank in self.servers:
             state |= self._slice.state_dict()
@@ -439,10 +441,10 @@ class _Slice:
         self._samples = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return optimizer and group (a copy)."""
+        """Return optimizer and group, no copy."""
         state: dict[str, Any] = {"optimizer": self._optimizer.state_dict()}
         if self._sum is not None:
-            state["group"] = {"samples": self._samples, "sum": self._sum.copy()}
+            state["group"] = {"samples": self._samples, "sum": self._sum}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -455,7 +457,7 @@ class _Slice:
 
 def _joined(states: list[dict[str, Any]]) -> dict[str, Any]:
     """Put the vectors of slices behind one another; numbers are taken from the first."""
-    return combine(states, np.concatenate)
+    return states[0] if len(states) == 1 else combine(states, np.concatenate)
 
 
 def _cut(state: dict[str, Any], part: slice) -> dict[str, Any]:

@@ -114,7 +114,10 @@ class Strategy(ABC):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a later `load_state_dict` needs to go on exactly (a copy); local."""
+        """Return what a later `load_state_dict` needs to go on exactly; local.
+
+        The vectors are no copies, so that a checkpoint takes no memory: the next step changes them.
+        """
         return {"optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -140,7 +143,7 @@ def combine(states: list[dict[str, Any]], by: Callable[[list[Array]], Array]) ->
     leaves = [flatten(state) for state in states]
     names = [name for name in leaves[0] if all(name in other for other in leaves)]
     combined = {
-        name: by([other[name] for other in leaves]).astype(leaves[0][name].dtype)
+        name: by([other[name] for other in leaves]).astype(leaves[0][name].dtype, copy=False)
         if isinstance(leaves[0][name], np.ndarray)
         else leaves[0][name]
         for name in names

@@ -70,7 +70,7 @@ class Wire(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank (a copy); local."""
+        """Return the state of this rank, no copy; local."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  (some have none)

@@ -1,6 +1,7 @@
 """Training takes parameters, gradient, what the optimizer and error feedback keep, and no more."""
 
 import importlib.util
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,21 @@ def test_peak(world, everywhere, way):
     with Communicator(world) as comm:
         found = step_memory.peak(comm, way)
     assert found.vector > step_memory.SLACK_BYTES
+    check(found, everywhere)
+
+
+@pytest.mark.parametrize("way", ["adam", "topk corrected"])
+def test_peak_with_a_checkpoint(world, everywhere, way):
+    made = tempfile.TemporaryDirectory() if world.Get_rank() == 0 else None
+    folder = Path(world.bcast(made.name if made else None))
+    with Communicator(world) as comm:
+        found = step_memory.peak(comm, way, folder=folder)
+    if made:
+        made.cleanup()
+    check(found, everywhere)
+
+
+def check(found, everywhere):
     faults = [] if found.peak <= found.allowed else [f"took {found}"]
     everywhere(faults)
     assert found.peak > 2 * found.vector  # at least parameters and gradient were counted
