@@ -10,11 +10,10 @@ from paropt_hpc.train.layers import (
     Conv2D,
     Dense,
     Embedding,
-    Flatten,
-    Image,
     Layer,
     MaxPool,
     ReLU,
+    Reshape,
 )
 from paropt_hpc.train.local_sgd import LocalSGD
 from paropt_hpc.train.loop import Summary, Trainer, train
@@ -60,9 +59,7 @@ __all__ = [
     "Embedding",
     "EmbeddingBag",
     "Exponential",
-    "Flatten",
     "Gossip",
-    "Image",
     "Layer",
     "LinearScaling",
     "LocalSGD",
@@ -78,6 +75,7 @@ __all__ = [
     "Ragged",
     "ReLU",
     "Replica",
+    "Reshape",
     "Rows",
     "Shard",
     "ShardedSampler",

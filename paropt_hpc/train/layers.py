@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.train.arrays import Array, blocks, namespace
 
-__all__ = ["Conv2D", "Dense", "Embedding", "Flatten", "Image", "Layer", "MaxPool", "ReLU", "Reduce"]
+__all__ = ["Conv2D", "Dense", "Embedding", "Layer", "MaxPool", "ReLU", "Reduce", "Reshape"]
 
 #: adds up a float64 vector over all ranks, in place; collective
 Reduce = Callable[[NDArray[np.float64]], None]
@@ -266,8 +266,8 @@ class ReLU(Layer):
         return delta
 
 
-class Image(Layer):
-    """Give every flat sample its shape, such as (height, width, channels)."""
+class Reshape(Layer):
+    """Give every sample another shape: (height, width, channels) to an image, or (features,)."""
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
@@ -275,25 +275,6 @@ class Image(Layer):
     def forward(self, params: Sequence[Array], x: Array, training: bool) -> tuple[Array, Any]:
         """Return a view."""
         return x.reshape(x.shape[0], *self.shape), x.shape
-
-    def backward(
-        self,
-        params: Sequence[Array],
-        saved: Any,
-        delta: Array,
-        gradient: Sequence[Array],
-        wanted: bool,
-    ) -> Array:
-        """Undo it."""
-        return delta.reshape(saved)
-
-
-class Flatten(Layer):
-    """Make a vector of every sample."""
-
-    def forward(self, params: Sequence[Array], x: Array, training: bool) -> tuple[Array, Any]:
-        """Return a view."""
-        return x.reshape(x.shape[0], int(np.prod(x.shape[1:]))), x.shape
 
     def backward(
         self,

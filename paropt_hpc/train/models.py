@@ -21,12 +21,11 @@ from paropt_hpc.train.layers import (
     Conv2D,
     Dense,
     Embedding,
-    Flatten,
-    Image,
     Layer,
     MaxPool,
     Reduce,
     ReLU,
+    Reshape,
 )
 from paropt_hpc.train.normalisation import BatchNorm
 
@@ -309,7 +308,7 @@ class CNN(Network):
                 f"an image of {height} x {width} cannot be halved {len(channels)} times; "
                 "name fewer model.channels"
             )
-        stack: list[Layer] = [Image(*image)]
+        stack: list[Layer] = [Reshape(*image)]
         for after in channels:
             stack.append(Conv2D(before, after, bias=norm is None))
             if norm is not None:
@@ -318,7 +317,7 @@ class CNN(Network):
             before = after
         inputs = (height // halvings) * (width // halvings) * before
         super().__init__(
-            [*stack, Flatten(), *_dense_layers((inputs, *hidden, classes), norm)],
+            [*stack, Reshape(inputs), *_dense_layers((inputs, *hidden, classes), norm)],
         )
 
 
