@@ -247,7 +247,7 @@ def _optimizer(
     weight_decay: float,
 ) -> Optimizer:
     if train.optimizer == "lars":
-        return LARS(rate, layers, momentum, weight_decay)
+        return LARS(rate, layers, momentum, weight_decay, train.trust)
     if train.optimizer == "lamb":
         return LAMB(rate, layers, weight_decay=weight_decay)
     if train.optimizer == "adam":
@@ -264,7 +264,7 @@ def _schedule(train: TrainConfig, updates_per_epoch: int) -> LinearScaling:
         "constant": train.lr,
         "step": StepDecay(train.lr, steps, train.schedule_factor),
         "exponential": Exponential(train.lr, steps, train.schedule_factor),
-        "polynomial": Polynomial(train.lr, steps, end=train.lr_end),
+        "polynomial": Polynomial(train.lr, steps, train.schedule_power, train.lr_end),
         "cosine": Cosine(train.lr, steps, train.lr_end),
         "restarts": WarmRestarts(train.lr, steps, end=train.lr_end),
     }

@@ -109,9 +109,11 @@ class TrainConfig(Section):
     )
     schedule_epochs: PositiveFloat | None = None  # period or length; by default the whole run
     schedule_factor: PositiveFloat = 0.1  # of step and exponential, per period
+    schedule_power: PositiveFloat = 1.0  # of polynomial: 1 is a straight line
     lr_end: NotNegative = 0.0  # of polynomial, cosine and restarts
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # sgd and lars
     nesterov: bool = False  # sgd
+    trust: PositiveFloat = 0.001  # lars: rate of a layer, as a share of its weights
     weight_decay: NotNegative = 0.0
     clip_norm: PositiveFloat | None = None  # longest mean gradient (allreduce)
     skip_nonfinite: bool | None = None  # leave out updates with NaN; by default with float16 only

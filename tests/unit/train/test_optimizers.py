@@ -187,3 +187,36 @@ def test_an_optimizer_follows_its_schedule():
         optimizer.update(params, np.ones(1))
     assert params[0] == pytest.approx(-1.11)
     assert optimizer.lr == pytest.approx(1e-3)
+
+
+PEERS = {
+    "sgd": (
+        lambda: SGD(0.1, 0.9, weight_decay=0.01),
+        lambda torch, p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    ),
+    "nesterov": (
+        lambda: SGD(0.1, 0.9, nesterov=True, weight_decay=0.01),
+        lambda torch, p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True, weight_decay=0.01),
+    ),
+    "adam": (
+        lambda: Adam(0.01, (0.8, 0.99), weight_decay=0.01),
+        lambda torch, p: torch.optim.Adam(p, 0.01, (0.8, 0.99), weight_decay=0.01),
+    ),
+    "adamw": (
+        lambda: AdamW(0.01, weight_decay=0.1),
+        lambda torch, p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_the_same_as_torch(name):
+    torch = pytest.importorskip("torch", reason="a peer, not a dependency")
+    make, make_peer = PEERS[name]
+    theirs = torch.tensor(start(), requires_grad=True)
+    peer = make_peer(torch, [theirs])
+    for gradient in gradients_of(steps=12):
+        theirs.grad = torch.tensor(gradient)
+        peer.step()
+    ours = run(make(), gradients_of(steps=12), start())
+    np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-12)
