@@ -178,6 +178,7 @@ def _server(
         servers=settings.servers,
         policy=settings.staleness_policy,
         group=settings.group,
+        look_ahead=settings.look_ahead,
     )
 
 

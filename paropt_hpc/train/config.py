@@ -142,6 +142,7 @@ class StrategyConfig(Section):
     staleness_bound: Annotated[int, Field(ge=0)] | None = None  # by default 5 % of the updates
     staleness_policy: Literal["drop", "wait", "sync"] = "drop"  # beyond the bound
     group: Positive = 1  # parameter-server: gradients whose mean is one update
+    look_ahead: bool = True  # parameter-server: pull what momentum will have made of parameters
     topology: Literal[
         "ring", "torus", "hypercube", "exponential", "one-peer-exponential", "star", "complete"
     ] = "ring"  # all kinds of gossip

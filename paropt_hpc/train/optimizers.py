@@ -53,6 +53,13 @@ class Optimizer(ABC):
         self._apply(namespace(params), params, gradient)
         self.steps += 1
 
+    def ahead(self, params: Array, updates: int) -> Array:
+        """Return where momentum alone takes `params` in so many updates, if it is known; local.
+
+        A new array, or `params` itself where there is no momentum to go by.
+        """
+        return params
+
     @abstractmethod
     def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
         """Change `params` by one step."""
@@ -128,6 +135,15 @@ class SGD(Optimizer):
             raise ConfigError("nesterov needs momentum above 0, got 0; set momentum to 0.9")
         self.momentum = momentum
         self.nesterov = nesterov
+
+    def ahead(self, params: Array, updates: int) -> Array:
+        """Return ``params - updates * rate * velocity``; see `Optimizer`."""
+        velocity = self._state.get("velocity")
+        if velocity is None or updates == 0:
+            return params
+        moved = velocity * (-updates * self.lr)
+        moved += params
+        return moved
 
     def _apply(self, xp: Any, params: Array, gradient: Array) -> None:
         self._descend(xp, params, gradient, self.weight_decay)

@@ -55,7 +55,12 @@ def count_workers(size: int, servers: int) -> int:
 
 def default_bound(updates: int, workers: int, group: int = 1) -> int:
     """Return 5 % of the updates of an epoch, but no less than workers of equal speed have."""
-    return max(1, math.ceil(0.05 * updates), math.ceil((workers - 1) / group))
+    return max(1, math.ceil(0.05 * updates), _usual_staleness(workers, group))
+
+
+def _usual_staleness(workers: int, group: int) -> int:
+    """Return the largest staleness among workers of equal speed."""
+    return math.ceil((workers - 1) / group)
 
 
 class ParameterServer(Asynchronous):
@@ -82,6 +87,10 @@ class ParameterServer(Asynchronous):
         See `paropt_hpc.train.sequencer.Sequencer`.
     group : int
         Gradients whose mean over samples is one update.
+    look_ahead : bool
+        Answer a pull with where momentum will have taken the parameters when the gradient is
+        applied [4]_, if all workers are equally fast: ``ceil((workers - 1) / group)`` updates
+        ahead. At the end of a phase all get the parameters as they are.
 
     Attributes
     ----------
@@ -95,6 +104,8 @@ class ParameterServer(Asynchronous):
        parameter server", NeurIPS 2013.
     .. [3] W. Zhang et al., "Staleness-aware async-SGD for distributed deep learning",
        IJCAI 2016 (updates in groups).
+    .. [4] I. Hakimi, S. Barkai, M. Gabel, A. Schuster, "Taming momentum in a distributed
+       asynchronous environment", 2019.
     """
 
     shared = ("params", "strategy/sequencer")
@@ -109,11 +120,13 @@ class ParameterServer(Asynchronous):
         servers: int = 1,
         policy: str = "drop",
         group: int = 1,
+        look_ahead: bool = True,
     ) -> None:
         super().__init__(comm, optimizer)
         self.workers = count_workers(comm.size, servers)
         self.servers = range(self.workers, comm.size) if comm.size > 1 else range(1)
         self.sequencer = Sequencer(self.workers, bound, policy, group)
+        self._ahead = _usual_staleness(self.workers, group) if look_ahead else 0
         self.compressor = compressor
         # What was sent must be taken back where a gradient may be dropped.
         self._restores = policy == "drop" or self.workers > (bound + 1) * group
@@ -337,7 +350,8 @@ class ParameterServer(Asynchronous):
             if kind == Kind.REPLY:
                 self._since[worker] = time.monotonic()
         self._dropped.discard(worker)
-        mail.send(worker, _PARAMETERS, self._slice.params)
+        updates = self._ahead if kind == Kind.REPLY else 0
+        mail.send(worker, _PARAMETERS, self._slice.ahead(updates))
         self._sent += self._slice.params.nbytes
 
     def _close(self, params: Array) -> None:
@@ -439,6 +453,10 @@ class _Slice:
             self._sum[:] = 0
         self._optimizer.update(self.params, self._gradient)
         self._samples = 0
+
+    def ahead(self, updates: int) -> Array:
+        """Return the parameters as they will be in so many updates, as far as that is known."""
+        return self._optimizer.ahead(self.params, updates)
 
     def state_dict(self) -> dict[str, Any]:
         """Return optimizer and group, no copy."""

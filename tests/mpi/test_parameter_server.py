@@ -66,6 +66,19 @@ def test_one_worker_and_any_number_of_servers_is_plain_sgd_to_the_bit(comm, comp
     assert strategy.sequencer.histogram.tolist() == [STEPS, 0]
 
 
+@pytest.mark.parametrize("look_ahead", [True, False])
+def test_a_pull_is_where_momentum_will_have_taken_the_parameters(comm, look_ahead):
+    strategy = ParameterServer(comm, SGD(0.1, 0.9), comm.size, look_ahead=look_ahead)
+    params, gradient = start_params(), np.arange(N, dtype=np.float64)
+    strategy.start(params)
+    if comm.rank == 0:
+        strategy.step(params, gradient)
+        late = strategy.workers - 1 if look_ahead else 0
+        assert np.allclose(params, start_params() - 0.1 * (1 + late) * gradient)
+    strategy.finish(params)
+    assert np.allclose(params, start_params() - 0.1 * gradient)
+
+
 @pytest.mark.parametrize("policy", ["drop", "wait", "sync"])
 @pytest.mark.parametrize(("servers", "group"), [(1, 1), (2, 1), (1, 2)])
 def test_no_gradient_is_applied_beyond_the_bound(comm, policy, servers, group):
