@@ -125,7 +125,7 @@ def build_strategy(
 ) -> Strategy:
     """Return the strategy that a configuration names, with its optimizer and compressor."""
     train = config.train
-    compressor = _compressor(config, comm.rank, steps_per_epoch)
+    compressor = _compressor(config, comm.rank, steps_per_epoch, layers[-1].stop)
     if config.strategy.name == "parameter-server":
         return _server(config, comm, compressor, layers, steps_per_epoch)
     # Decay that is part of the gradient must be there before error feedback collects it.
@@ -211,15 +211,18 @@ def _own_parameters(
     return Gossip(comm, optimizer, topology, settings.order, settings.tracking)
 
 
-def _compressor(config: Config, rank: int, steps_per_epoch: int) -> Compressor | None:
+def _compressor(
+    config: Config, rank: int, steps_per_epoch: int, parameters: int
+) -> Compressor | None:
     settings, seed = config.compress, config.run.seed
+    density = max(settings.density, min(1.0, settings.min_entries / parameters))
     values = None if settings.values == "full" else settings.values
     momentum = config.train.momentum if settings.momentum_correction else 0.0
     own = seed_of(seed, rank)
     if settings.method == "topk":
         warmup = settings.warmup_epochs * steps_per_epoch / config.train.accumulate
         return TopK(
-            settings.density,
+            density,
             momentum=momentum,
             warmup_steps=round(warmup),
             values=values,
@@ -227,7 +230,7 @@ def _compressor(config: Config, rank: int, steps_per_epoch: int) -> Compressor |
         )
     if settings.method == "randomk":
         return RandomK(
-            settings.density, momentum=momentum, values=values, seed=seed, rounding_seed=own
+            density, momentum=momentum, values=values, seed=seed, rounding_seed=own
         )
     if settings.method == "threshold":
         assert settings.threshold is not None  # as the configuration demands
