@@ -215,7 +215,7 @@ def _write_array(archive: zipfile.ZipFile, name: str, value: Any) -> None:
         header = np.lib.format.header_data_from_array_1_0(array)
         header["shape"] = np.shape(value)  # of a number: none
         np.lib.format.write_array_header_1_0(file, header)
-        content = memoryview(array.reshape(-1).view(np.uint8))
+        content = array.reshape(-1).view(np.uint8).data
         for first in range(0, len(content), _BLOCK):
             file.write(content[first : first + _BLOCK])
 

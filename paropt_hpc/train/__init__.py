@@ -24,7 +24,14 @@ from paropt_hpc.train.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer
 from paropt_hpc.train.parameter_server import ParameterServer
 from paropt_hpc.train.prefetch import Prefetch
 from paropt_hpc.train.ragged import BucketSampler, Ragged, bucket_edges
-from paropt_hpc.train.readers import Rows, Sparse, open_hdf5, open_npy, read_libsvm
+from paropt_hpc.train.readers import (
+    Rows,
+    Sparse,
+    open_hdf5,
+    open_npy,
+    read_libsvm,
+    read_libsvm_together,
+)
 from paropt_hpc.train.replica import Replica
 from paropt_hpc.train.samplers import Shard, ShardedSampler
 from paropt_hpc.train.schedules import (
@@ -93,6 +100,7 @@ __all__ = [
     "open_hdf5",
     "open_npy",
     "read_libsvm",
+    "read_libsvm_together",
     "read_summary",
     "train",
 ]

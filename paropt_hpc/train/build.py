@@ -229,9 +229,7 @@ def _compressor(
             seed=own,
         )
     if settings.method == "randomk":
-        return RandomK(
-            density, momentum=momentum, values=values, seed=seed, rounding_seed=own
-        )
+        return RandomK(density, momentum=momentum, values=values, seed=seed, rounding_seed=own)
     if settings.method == "threshold":
         assert settings.threshold is not None  # as the configuration demands
         return Threshold(settings.threshold, momentum=momentum, values=values, seed=own)

@@ -1,23 +1,33 @@
 """Data sets: readers for common files, the split into training and test, the scaling."""
 
+import functools
 import gzip
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import DataError
 from paropt_hpc.kernels import rng
 from paropt_hpc.train.config import DataConfig
 from paropt_hpc.train.custom import call
 from paropt_hpc.train.models import Batch
 from paropt_hpc.train.ragged import Ragged, bucket_edges
-from paropt_hpc.train.readers import Rows, open_hdf5, open_npy, read_libsvm
+from paropt_hpc.train.readers import (
+    Rows,
+    Sparse,
+    open_hdf5,
+    open_npy,
+    read_libsvm,
+    read_libsvm_together,
+)
 
-__all__ = ["Dataset", "load_dataset", "read_digits", "read_idx", "read_npz"]
+__all__ = ["Dataset", "load_dataset", "load_together", "read_digits", "read_idx", "read_npz"]
 
 Samples = tuple[Any, NDArray[Any]]  # what is indexed like an array, and labels
 
@@ -49,7 +59,29 @@ def load_dataset(config: DataConfig, seed: int, dtype: str) -> Dataset:
     DataError
         Naming the file and what is wrong with it.
     """
-    (x, y), test = _read(config)
+    return _prepared(config, seed, dtype, *_read(config))
+
+
+def load_together(comm: Communicator, config: DataConfig, seed: int, dtype: str) -> Dataset:
+    """Do what `load_dataset` does, with ranks that share the work of reading text; collective.
+
+    Raises
+    ------
+    DataError
+        On every rank.
+    """
+    found: tuple[Samples, Samples | None] | None = None
+    if config.format == "libsvm":
+        found = _read_libsvm(config, functools.partial(read_libsvm_together, comm))
+    with comm.together():
+        return _prepared(config, seed, dtype, *(found or _read(config)))
+
+
+def _prepared(
+    config: DataConfig, seed: int, dtype: str, train: Samples, test: Samples | None
+) -> Dataset:
+    """Split, check and scale what has been read."""
+    x, y = train
     _check_lengths(x, y)
     if test is None:
         rows, test_rows = _split(y, config.test_fraction, seed)
@@ -164,11 +196,18 @@ def _read(config: DataConfig) -> tuple[Samples, Samples | None]:
             pair(train, str(config.train_labels)),
             pair(test, str(config.test_labels)) if test else None,
         )
-    x, y = read_libsvm(train, config.features)
-    if not test:
+    return _read_libsvm(config, read_libsvm)
+
+
+def _read_libsvm(
+    config: DataConfig, read: Callable[[str, int | None], tuple[Sparse, NDArray[Any]]]
+) -> tuple[Samples, Samples | None]:
+    """Read the training file, and the test file where one is named."""
+    x, y = read(str(config.train), config.features)
+    if not config.test:
         return (x, y), None
     # The test file need not show every feature, nor the training file: take the wider.
-    x_test, y_test = read_libsvm(test, config.features)
+    x_test, y_test = read(config.test, config.features)
     width = max(x.shape[1], x_test.shape[1])
     return (x.widened(width), y), (x_test.widened(width), y_test)
 

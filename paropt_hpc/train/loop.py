@@ -25,7 +25,7 @@ from paropt_hpc.train.build import (
     worker_count,
 )
 from paropt_hpc.train.config import Config, check_identity, identity
-from paropt_hpc.train.data import load_dataset
+from paropt_hpc.train.data import Dataset, load_dataset, load_together
 from paropt_hpc.train.meter import Meter, Observer
 from paropt_hpc.train.models import Batch
 from paropt_hpc.train.prefetch import Prefetch
@@ -91,22 +91,24 @@ def train(config: Config, comm: Communicator, observer: Observer | None = None) 
     StoppedError
         On every rank, after SIGTERM or SIGUSR1 to any of them and a checkpoint.
     """
+    data = load_together(comm, config.data, config.run.seed, config.model.dtype)
     with comm.together():
-        trainer = Trainer(config, comm)
+        trainer = Trainer(config, comm, data)
     return trainer.run(observer)
 
 
 class Trainer:
     """One run: the parts that a configuration names, put together.
 
-    Building it is local; `run` is collective.
+    Building it is local; `run` is collective. Without `data` it reads what the configuration
+    names.
     """
 
-    def __init__(self, config: Config, comm: Communicator) -> None:
+    def __init__(self, config: Config, comm: Communicator, data: Dataset | None = None) -> None:
         self.config = config
         self.comm = comm
         settings = config.train
-        self.data = load_dataset(config.data, config.run.seed, config.model.dtype)
+        self.data = data or load_dataset(config.data, config.run.seed, config.model.dtype)
         x = self.data.train.x
         ranks = comm.rank, worker_count(config, comm.size)
         self.sampler = (
@@ -252,8 +254,9 @@ class Trainer:
             yield ahead
 
     def _samples(self, shard: Shard) -> Batch:
-        train = self.data.train
-        return Batch(train.x[shard.indices], train.y[shard.indices])
+        (x, y), rows = self.data.train, shard.indices
+        # `take` copies rows a third faster than an index does.
+        return Batch(x.take(rows, axis=0) if type(x) is np.ndarray else x[rows], y[rows])
 
     def step(
         self,

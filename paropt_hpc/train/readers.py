@@ -13,10 +13,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import DataError
 from paropt_hpc.kernels import libsvm
 
-__all__ = ["Rows", "Sparse", "open_hdf5", "open_npy", "read_libsvm"]
+__all__ = ["Rows", "Sparse", "open_hdf5", "open_npy", "read_libsvm", "read_libsvm_together"]
 
 BLOCK = 1 << 22  # bytes of text that are in memory at once
 LONGEST_LINE = 1 << 30
@@ -178,6 +179,53 @@ def read_libsvm(
     return _with_features(path, x, features), y
 
 
+def read_libsvm_together(
+    comm: Communicator, path: str | Path, features: int | None = None
+) -> tuple[Sparse, NDArray[np.float64]]:
+    """Return what `read_libsvm` does, each rank having parsed an equal share of the bytes.
+
+    Collective. A rank then hands its samples to all others, so that each has all of them, as a
+    sampler that shuffles them needs; it takes the memory of its part beside that of the whole.
+    Every rank reads all of a gzipped file, which cannot be entered in the middle.
+
+    Parameters
+    ----------
+    comm : Communicator
+    path, features
+        As in `read_libsvm`; the same file on all ranks.
+
+    Raises
+    ------
+    DataError
+        On every rank, when any finds a fault.
+    """
+    with comm.together():
+        packed = Path(path).is_file() and _is_packed(Path(path))
+    part = (0, 1) if comm.gather_scalars(packed).any() else (comm.rank, comm.size)
+    with comm.together():
+        x, y = read_libsvm(path, features, part)
+    return (x, y) if part == (0, 1) else _gathered(comm, x, y)
+
+
+def _gathered(
+    comm: Communicator, x: Sparse, y: NDArray[np.float64]
+) -> tuple[Sparse, NDArray[np.float64]]:
+    """Return the samples of all ranks, one behind the other."""
+    told = comm.gather_vectors([len(y), x.values.size, x.shape[1]]).astype(np.int64)
+    (rows, entries), features = np.cumsum(told[:, :2], axis=0).T, int(told[:, 2].max())
+    x.ends += entries[comm.rank] - x.values.size
+
+    def whole(own: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[Any]:
+        array = np.empty(int(ends[-1]), own.dtype)
+        array[ends[comm.rank] - own.size : ends[comm.rank]] = own
+        for root, part in enumerate(np.split(array, ends[:-1])):
+            comm.broadcast(part, root)
+        return array
+
+    columns, values = whole(x.columns, entries), whole(x.values, entries)
+    return Sparse(whole(x.ends, rows), columns, values, features), whole(y, rows)
+
+
 def _parse(
     path: Path, text: _Range, lines: int, entries: int
 ) -> tuple[Sparse, NDArray[np.float64]]:
@@ -210,9 +258,12 @@ def _with_features(path: Path, x: Sparse, features: int | None) -> Sparse:
 
 def _open(path: Path) -> BinaryIO:
     """Open a file, unpacked when it is gzip."""
+    return gzip.open(path, "rb") if _is_packed(path) else path.open("rb")  # type: ignore[return-value]
+
+
+def _is_packed(path: Path) -> bool:
     with path.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+        return raw.read(2) == b"\x1f\x8b"
 
 
 def _unpacked_size(path: Path) -> int:

@@ -1,7 +1,6 @@
 """Training takes parameters, gradient, what the optimizer and error feedback keep, and no more."""
 
 import importlib.util
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,13 +25,9 @@ def test_peak(world, everywhere, way):
 
 
 @pytest.mark.parametrize("way", ["adam", "topk corrected"])
-def test_peak_with_a_checkpoint(world, everywhere, way):
-    made = tempfile.TemporaryDirectory() if world.Get_rank() == 0 else None
-    folder = Path(world.bcast(made.name if made else None))
+def test_peak_with_a_checkpoint(world, folder, everywhere, way):
     with Communicator(world) as comm:
         found = step_memory.peak(comm, way, folder=folder)
-    if made:
-        made.cleanup()
     check(found, everywhere)
 
 
