@@ -6,7 +6,7 @@ scratch of one block is all the memory it takes.
 
 import functools
 import math
-from importlib import import_module
+import sys
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ BLOCK = 65536
 
 def namespace(array: Array) -> Any:
     """Return the module, ``numpy`` or ``cupy``, whose functions work on `array`."""
-    return import_module(type(array).__module__.partition(".")[0])
+    return sys.modules[type(array).__module__.partition(".")[0]]  # loaded, or there were no array
 
 
 def blocks(array: Array) -> tuple[slice, ...]:
