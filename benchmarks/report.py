@@ -195,7 +195,8 @@ OTHERS = {
 def main() -> None:
     """Write the page."""
     results = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    timed = [result for result in results if "machine" in result]  # simulations have a page apart
+    # Simulations and the convergence have pages apart.
+    timed = [r for r in results if "machine" in r and r["subject"] != "convergence"]
     others = [result for result in results if result.get("subject") in OTHERS]
     sections = [*map(section, timed), *(OTHERS[result["subject"]](result) for result in others)]
     PAGE.write_text("\n".join([INTRODUCTION, *sections]), encoding="utf-8")
