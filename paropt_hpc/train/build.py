@@ -215,21 +215,24 @@ def _compressor(
     config: Config, rank: int, steps_per_epoch: int, parameters: int
 ) -> Compressor | None:
     settings, seed = config.compress, config.run.seed
-    density = max(settings.density, min(1.0, settings.min_entries / parameters))
     values = None if settings.values == "full" else settings.values
     momentum = config.train.momentum if settings.momentum_correction else 0.0
     own = seed_of(seed, rank)
     if settings.method == "topk":
         warmup = settings.warmup_epochs * steps_per_epoch / config.train.accumulate
+        # What is sent loses the momentum collected for it, so with that more is not better.
+        least = 0.0 if momentum else min(1.0, settings.min_entries / parameters)
         return TopK(
-            density,
+            max(settings.density, least),
             momentum=momentum,
             warmup_steps=round(warmup),
             values=values,
             seed=own,
         )
     if settings.method == "randomk":
-        return RandomK(density, momentum=momentum, values=values, seed=seed, rounding_seed=own)
+        return RandomK(
+            settings.density, momentum=momentum, values=values, seed=seed, rounding_seed=own
+        )
     if settings.method == "threshold":
         assert settings.threshold is not None  # as the configuration demands
         return Threshold(settings.threshold, momentum=momentum, values=values, seed=own)

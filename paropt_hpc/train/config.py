@@ -157,7 +157,7 @@ class CompressConfig(Section):
 
     method: Literal["none", "topk", "randomk", "threshold", "quantize"] = "none"
     density: Annotated[float, Field(gt=0, le=1)] = 0.01  # topk, randomk: share that is sent
-    min_entries: Positive = 256  # topk, randomk: send so many at least, whatever the density
+    min_entries: Positive = 1  # topk without momentum correction: send so many at least
     threshold: NotNegative | None = None  # threshold: smallest magnitude that is sent
     values: Literal["full", "float16", "bfloat16", "int8", "qsgd4", "sign"] = "full"
     warmup_epochs: NotNegative = 0.0  # topk: until the density has fallen to its value

@@ -389,6 +389,21 @@ def test_every_way_learns(comm, sections):
     assert summary.final_loss < 0.5
 
 
+@pytest.mark.parametrize(
+    ("compress", "density"),
+    [
+        ({"density": 0.01}, 0.01),
+        ({"density": 0.01, "min_entries": 256}, 256 / 2410),
+        ({"density": 0.2, "min_entries": 256}, 0.2),
+        ({"density": 0.01, "min_entries": 9999}, 1.0),
+        ({"density": 0.01, "min_entries": 256, "momentum_correction": True}, 0.01),
+    ],
+)
+def test_short_messages_are_filled_up(comm, compress, density):
+    trainer = Trainer(config_of(compress={"method": "topk", **compress}), comm)
+    assert trainer.strategy.compressor.density == density
+
+
 def test_compression_sends_less(comm):
     summary = train(config_of(compress={"method": "topk", "density": 0.01}), comm)
     assert summary.test_accuracy > 0.85
