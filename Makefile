@@ -162,7 +162,7 @@ sanitize: $(VENV)/.dependencies  ## the kernel tests under AddressSanitizer and 
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(VENV)/sanitized/lib \
 	  $(BIN)/python -m pytest -q -k "not reference-" tests/unit/kernels
 
-PORTABLE := $(patsubst %,csrc/%.cpp,common topk index_codec message quantize reduce)
+PORTABLE := $(patsubst %,csrc/%.cpp,common topk index_codec message quantize reduce sgd)
 AARCH64  := aarch64-linux-gnu
 QEMU      = $(shell command -v qemu-aarch64-static || command -v qemu-aarch64)
 portable: $(VENV)/portable/here $(VENV)/portable/$(AARCH64)  ## the kernels compute the same bits on aarch64 (cross-compiled, run by QEMU)
