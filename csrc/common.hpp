@@ -116,21 +116,21 @@ template <class T>
 using KeyOf = typename FloatBits<T>::Key;
 
 template <class T>
-PAROPT_ALWAYS_INLINE KeyOf<T> key_of(T x) {
+PAROPT_HOST_DEVICE PAROPT_ALWAYS_INLINE KeyOf<T> key_of(T x) {
   KeyOf<T> bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits & FloatBits<T>::kMagnitude;
 }
 
 template <class U>
-PAROPT_ALWAYS_INLINE U load(const std::uint8_t* bytes) {
+PAROPT_HOST_DEVICE PAROPT_ALWAYS_INLINE U load(const std::uint8_t* bytes) {
   U value;
   std::memcpy(&value, bytes, sizeof value);
   return value;
 }
 
 template <class U>
-PAROPT_ALWAYS_INLINE void store(std::uint8_t* bytes, U value) {
+PAROPT_HOST_DEVICE PAROPT_ALWAYS_INLINE void store(std::uint8_t* bytes, U value) {
   std::memcpy(bytes, &value, sizeof value);
 }
 
@@ -147,7 +147,9 @@ constexpr ByteLanes make_byte_lanes() {
 
 constexpr ByteLanes kByteLanes = make_byte_lanes();
 
-inline std::size_t ceil_div(std::size_t a, std::size_t b) { return a / b + (a % b != 0); }
+PAROPT_HOST_DEVICE inline std::size_t ceil_div(std::size_t a, std::size_t b) {
+  return a / b + (a % b != 0);
+}
 
 // Number of bits of x, 0 for 0.
 inline unsigned bit_width(std::uint64_t x) { return x == 0 ? 0 : 64 - __builtin_clzll(x); }

@@ -1,15 +1,35 @@
-// What the CUDA runtime says of this machine.
+// Devices and their memory. A stream is a cudaStream_t; where a pointer may be to the host or to a
+// device, the runtime can tell. All throw std::runtime_error for what the runtime reports.
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 namespace paropt {
 
-// Number of CUDA devices; 0 without a device or driver. Throws std::runtime_error on other faults.
+// Number of CUDA devices; 0 without a device or driver.
 int device_count();
+std::string device_name(int device);
 
-// Set out[0..n) = value on the device, in order on `stream` (a cudaStream_t). `out` is device
-// memory of the caller; returns before the kernel has run.
-void fill(float* out, std::size_t n, float value, void* stream);
+int current_device();
+void set_device(int device);
+// The device that some memory is on; throws std::invalid_argument for memory of the host.
+int device_of(const void* memory);
+
+void* allocate(std::size_t bytes);
+void deallocate(void* memory);
+
+// Memory of the host that the devices read and write by themselves.
+void* allocate_pinned(std::size_t bytes);
+void deallocate_pinned(void* memory);
+
+void synchronize(void* stream);
+
+// Copy between host and device, in order on the stream, and wait for it.
+void copy(void* to, const void* from, std::size_t bytes, void* stream);
+
+// Copy and fill on a device, in order on the stream; they return at once.
+void copy_on_device(void* to, const void* from, std::size_t bytes, void* stream);
+void fill(void* to, int byte, std::size_t bytes, void* stream);
 
 }  // namespace paropt

@@ -5,6 +5,13 @@
 #include <cstdint>
 #include <cstring>
 
+// Also for kernels of the GPU, where its compiler is at work.
+#ifdef __CUDACC__
+#define PAROPT_HOST_DEVICE __host__ __device__
+#else
+#define PAROPT_HOST_DEVICE
+#endif
+
 namespace paropt {
 
 struct Float16 {
@@ -15,23 +22,25 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-inline std::uint32_t bits_of(float x) {
+PAROPT_HOST_DEVICE inline std::uint32_t bits_of(float x) {
   std::uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits;
 }
 
-inline float float_of(std::uint32_t bits) {
+PAROPT_HOST_DEVICE inline float float_of(std::uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
   return x;
 }
 
-inline float to_float(BFloat16 x) { return float_of(std::uint32_t{x.bits} << 16); }
+PAROPT_HOST_DEVICE inline float to_float(BFloat16 x) {
+  return float_of(std::uint32_t{x.bits} << 16);
+}
 
 // A NaN comes out quiet, as from the processor. Multiplying by 2^112 moves the exponent's bias and
 // makes subnormal numbers normal.
-inline float to_float(Float16 x) {
+PAROPT_HOST_DEVICE inline float to_float(Float16 x) {
   const std::uint32_t magnitude = x.bits & 0x7fffu, sign = (x.bits & 0x8000u) << 16;
   if (magnitude > 0x7c00) return float_of(sign | 0x7fc00000 | (magnitude & 0x3ffu) << 13);
   if (magnitude == 0x7c00) return float_of(sign | 0x7f800000);
@@ -39,10 +48,10 @@ inline float to_float(Float16 x) {
 }
 
 template <class T>
-T rounded(float x);
+PAROPT_HOST_DEVICE T rounded(float x);
 
 template <>
-inline BFloat16 rounded<BFloat16>(float x) {
+PAROPT_HOST_DEVICE inline BFloat16 rounded<BFloat16>(float x) {
   const std::uint32_t bits = bits_of(x);
   if ((bits & 0x7fffffff) > 0x7f800000) {
     return {static_cast<std::uint16_t>((bits >> 16 & 0x8000) | 0x7fc0)};
@@ -51,7 +60,7 @@ inline BFloat16 rounded<BFloat16>(float x) {
 }
 
 template <>
-inline Float16 rounded<Float16>(float x) {
+PAROPT_HOST_DEVICE inline Float16 rounded<Float16>(float x) {
   const std::uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffff;
   const std::uint32_t sign = bits >> 16 & 0x8000;
   std::uint32_t half;
@@ -67,9 +76,13 @@ inline Float16 rounded<Float16>(float x) {
   return {static_cast<std::uint16_t>(sign | half)};
 }
 
-inline float sum(float a, float b) { return a + b; }
-inline double sum(double a, double b) { return a + b; }
-inline Float16 sum(Float16 a, Float16 b) { return rounded<Float16>(to_float(a) + to_float(b)); }
-inline BFloat16 sum(BFloat16 a, BFloat16 b) { return rounded<BFloat16>(to_float(a) + to_float(b)); }
+PAROPT_HOST_DEVICE inline float sum(float a, float b) { return a + b; }
+PAROPT_HOST_DEVICE inline double sum(double a, double b) { return a + b; }
+PAROPT_HOST_DEVICE inline Float16 sum(Float16 a, Float16 b) {
+  return rounded<Float16>(to_float(a) + to_float(b));
+}
+PAROPT_HOST_DEVICE inline BFloat16 sum(BFloat16 a, BFloat16 b) {
+  return rounded<BFloat16>(to_float(a) + to_float(b));
+}
 
 }  // namespace paropt

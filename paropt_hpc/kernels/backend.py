@@ -1,9 +1,11 @@
 """Which implementation of the kernels runs: native code, or its NumPy twin.
 
-Two variables of the environment decide:
+Arrays on a GPU go to the CUDA kernels, see `paropt_hpc.kernels.memory`. For all others two
+variables of the environment decide:
 
 ``PAROPT_BACKEND``
-    ``native`` or ``reference`` forces one; unset takes native code where it was built.
+    ``native`` or ``reference`` forces one; unset takes native code where it was built. ``cuda``
+    refuses arrays that are not on a GPU.
 ``PAROPT_ISA``
     ``baseline``, ``avx2`` or ``avx512`` forces the instruction set of the native code; unset
     takes the best that the processor has. Read once, at the first kernel call.
@@ -19,12 +21,14 @@ from paropt_hpc.kernels import reference
 
 __all__ = ["BACKENDS", "ISAS", "implementation", "import_extension", "name", "native_module"]
 
-BACKENDS = ("native", "reference")
+BACKENDS = ("native", "reference", "cuda")
 ISAS = ("baseline", "avx2", "avx512")
 
 
-def implementation() -> ModuleType:
+def implementation(*, for_arrays: bool = False) -> ModuleType:
     """Return the module whose functions do the work: ``_native`` or ``reference``.
+
+    With `for_arrays`, which are on the host, a backend of the GPU may not be forced.
 
     Raises
     ------
@@ -34,7 +38,11 @@ def implementation() -> ModuleType:
     forced = os.environ.get("PAROPT_BACKEND", "")
     if forced not in ("", *BACKENDS):
         raise ConfigError(
-            f"PAROPT_BACKEND must be native or reference, got {forced!r}; or unset it"
+            f"PAROPT_BACKEND must be native, reference or cuda, got {forced!r}; or unset it"
+        )
+    if forced == "cuda" and for_arrays:
+        raise ConfigError(
+            "PAROPT_BACKEND is cuda, but the arrays are not on a GPU; unset it, or copy them there"
         )
     if forced == "reference":
         return reference

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from paropt_hpc.errors import MessageError
 from paropt_hpc.kernels.backend import implementation
-from paropt_hpc.kernels.checks import check_array, check_counts, check_separate, to_bytes
+from paropt_hpc.kernels.checks import check_counts
+from paropt_hpc.kernels.memory import memory_of
 
 __all__ = [
     "Codec",
@@ -53,9 +54,9 @@ def choose(indices: NDArray[Any], n: int) -> Codec:
     Elias-Fano is never chosen: it is for those who want speed.
     """
     n, _ = check_counts(n)
-    check_array("indices", indices, (index_dtype(n),))
-    check_counts(n, indices.size)
-    return Codec(implementation().choose_codec(indices, n))
+    memory = memory_of(indices)
+    check_counts(n, memory.check_array("indices", indices, (index_dtype(n),)).size)
+    return Codec(memory.kernels().choose_codec(indices, n))
 
 
 def resolve(codec: Codec | str) -> Codec | None:
@@ -120,17 +121,17 @@ def encode(
     IEEE Trans. Inf. Theory 12(3), 1966; R. F. Rice, JPL Publication 79-22, 1979.
     """
     n, _ = check_counts(n)
-    check_array("indices", indices, (index_dtype(n),))
-    _, k = check_counts(n, indices.size)
+    memory = memory_of(indices)
+    _, k = check_counts(n, memory.check_array("indices", indices, (index_dtype(n),)).size)
     size = max_encoded_bytes(n, k, codec)
     codec = resolve(codec) or choose(indices, n)
     if out is None:
-        out = np.empty(size, np.uint8)
-    check_array("out", out, (_UINT8,), writable=True)
-    if out.size < size:
-        raise ValueError(f"out must have at least {size} bytes, got {out.size}")
-    check_separate("out", out, "indices", indices)
-    return out[: implementation().encode_indices(indices, n, int(codec), out)]
+        out = memory.empty(size, np.uint8)
+    room = memory.check_array("out", out, (_UINT8,), writable=True).size
+    if room < size:
+        raise ValueError(f"out must have at least {size} bytes, got {room}")
+    memory.check_separate("out", out, "indices", indices)
+    return out[: memory.kernels().encode_indices(indices, n, int(codec), out)]
 
 
 def decode(
@@ -164,22 +165,24 @@ def decode(
         If the bytes do not encode exactly k ascending positions below n.
     """
     n, k = check_counts(n, k)
-    data = to_bytes("data", data)
+    memory = memory_of(data if out is None else out)
+    data = memory.to_bytes("data", data)
     codec = _named(codec)
     if out is None:
         if codec is not Codec.FULL:
-            _check_plausible(data, k)
-        out = np.empty(k, index_dtype(n))
-    check_array("out", out, (index_dtype(n),), writable=True, length=k)
-    check_separate("out", out, "data", data)
-    implementation().decode_indices(data, n, int(codec), out)
+            _check_plausible(memory.check_array("data", data, (_UINT8,)).size, k)
+        out = memory.empty(k, index_dtype(n))
+    memory.check_array("out", out, (index_dtype(n),), writable=True, length=k)
+    memory.check_separate("out", out, "data", data)
+    memory.kernels().decode_indices(data, n, int(codec), out)
     return out
 
 
 def validate(data: Any, n: int, k: int, codec: Codec | str = Codec.RICE) -> None:
     """Raise MessageError unless `decode` would succeed; arguments as there."""
     n, k = check_counts(n, k)
-    implementation().validate_indices(to_bytes("data", data), n, k, int(_named(codec)))
+    memory = memory_of(data)
+    memory.kernels().validate_indices(memory.to_bytes("data", data), n, k, int(_named(codec)))
 
 
 def _named(codec: Codec | str) -> Codec:
@@ -189,7 +192,7 @@ def _named(codec: Codec | str) -> Codec:
     return found
 
 
-def _check_plausible(data: NDArray[np.uint8], k: int) -> None:
+def _check_plausible(size: int, k: int) -> None:
     # Every other codec spends a bit per index, so that a lie about k cannot make us allocate much.
-    if k > 8 * data.size:
-        raise MessageError(f"index stream is truncated: {data.size} bytes cannot hold {k} indices")
+    if k > 8 * size:
+        raise MessageError(f"index stream is truncated: {size} bytes cannot hold {k} indices")

@@ -12,14 +12,9 @@ from numpy.typing import NDArray
 
 from paropt_hpc.kernels import index_codec, quantize
 from paropt_hpc.kernels.backend import implementation
-from paropt_hpc.kernels.checks import (
-    FLOATS,
-    check_array,
-    check_counts,
-    check_separate,
-    to_bytes,
-)
+from paropt_hpc.kernels.checks import FLOATS, check_array, check_counts, check_separate
 from paropt_hpc.kernels.index_codec import Codec, index_dtype
+from paropt_hpc.kernels.memory import Memory, memory_of
 from paropt_hpc.kernels.quantize import Quantized, ValueType
 
 __all__ = [
@@ -144,39 +139,40 @@ def encode(
     """
     n, _ = check_counts(n)
     k, found = n, index_codec.resolve(codec)
+    memory = memory_of(values.data if isinstance(values, Quantized) else values)
     if indices is not None:
-        check_array("indices", indices, (index_dtype(n),))
-        _, k = check_counts(n, indices.size)
+        _, k = check_counts(n, memory.check_array("indices", indices, (index_dtype(n),)).size)
     elif found not in (None, Codec.FULL):
         raise ValueError(f"codec must be auto or full without indices, got {codec!r}")
-    value_type, data = _encoded_values(values, k)
+    value_type, data = _encoded_values(memory, values, k)
     size = max_bytes(n, k, value_type, Codec.FULL if indices is None else codec)
     if out is None:
-        out = np.empty(size, np.uint8)
-    check_array("out", out, (_UINT8,), writable=True)
-    if out.size < size:
-        raise ValueError(f"out must have at least {size} bytes, got {out.size}")
+        out = memory.empty(size, np.uint8)
+    room = memory.check_array("out", out, (_UINT8,), writable=True).size
+    if room < size:
+        raise ValueError(f"out must have at least {size} bytes, got {room}")
+    kernels = memory.kernels()
     if indices is None:
-        if data.ctypes.data != out.ctypes.data + HEADER_BYTES:
-            check_separate("out", out, "values", data)
-        return out[: implementation().encode_full_message(data, n, int(value_type), out)]
-    check_separate("out", out, "values", data)
-    check_separate("out", out, "indices", indices)
+        if memory.address(data) != memory.address(out) + HEADER_BYTES:
+            memory.check_separate("out", out, "values", data)
+        return out[: kernels.encode_full_message(data, n, int(value_type), out)]
+    memory.check_separate("out", out, "values", data)
+    memory.check_separate("out", out, "indices", indices)
     number = int(found or index_codec.choose(indices, n))
-    return out[: implementation().encode_message(indices, data, n, number, int(value_type), out)]
+    return out[: kernels.encode_message(indices, data, n, number, int(value_type), out)]
 
 
 def _encoded_values(
-    values: NDArray[Any] | Quantized, k: int
+    memory: Memory, values: NDArray[Any] | Quantized, k: int
 ) -> tuple[ValueType, NDArray[np.uint8]]:
     if isinstance(values, Quantized):
         if values.size != k:
             raise ValueError(f"values must have {k} entries, got {values.size}")
         size = quantize.encoded_bytes(values.type, k)
-        check_array("values.data", values.data, (_UINT8,), length=size)
+        memory.check_array("values.data", values.data, (_UINT8,), length=size)
         return values.type, values.data
-    check_array("values", values, FLOATS, length=k)
-    return _PLAIN[values.dtype], values.view(np.uint8)
+    dtype = memory.check_array("values", values, FLOATS, length=k).dtype
+    return _PLAIN[dtype], memory.bytes_of(values)
 
 
 def header(data: Any) -> Header:
@@ -189,7 +185,8 @@ def header(data: Any) -> Header:
     MessageError
         If the bytes are no message of this version, or their number is not what it says.
     """
-    version, codec, value_type, *rest = implementation().read_header(to_bytes("data", data))
+    memory = memory_of(data)
+    version, codec, value_type, *rest = memory.kernels().read_header(memory.to_bytes("data", data))
     return Header(version, Codec(codec), ValueType(value_type), *rest)
 
 
@@ -211,14 +208,15 @@ def decode(data: Any, out: tuple[NDArray[Any], NDArray[Any]] | None = None) -> D
     TypeError, ValueError
         If `out` does not fit, overlaps `data`, or is strided, misaligned or read-only.
     """
-    data = to_bytes("data", data)
+    memory = memory_of(data if out is None else out[0])
+    data = memory.to_bytes("data", data)
     head = header(data)
     if out is None:
-        out = np.empty(head.k, index_dtype(head.n)), np.empty(head.k, head.dtype)
+        out = memory.empty(head.k, index_dtype(head.n)), memory.empty(head.k, head.dtype)
     else:
-        _check_out(out, head, data)
+        _check_out(memory, out, head, data)
     indices, values = (array[: head.k] for array in out)
-    implementation().decode_message(data, indices, values)
+    memory.kernels().decode_message(data, indices, values)
     return Decoded(indices, values, head.n)
 
 
@@ -243,10 +241,11 @@ def decode_add(data: Any, dense: NDArray[Any], scale: float = 1) -> None:
     TypeError, ValueError
         If `dense` has another dtype than it must, or is strided, misaligned or read-only.
     """
-    data = to_bytes("data", data)
-    check_array("dense", dense, FLOATS, writable=True)
-    check_separate("dense", dense, "data", data)
-    implementation().decode_add_message(data, dense, float(scale))
+    memory = memory_of(dense)
+    data = memory.to_bytes("data", data)
+    memory.check_array("dense", dense, FLOATS, writable=True)
+    memory.check_separate("dense", dense, "data", data)
+    memory.kernels().decode_add_message(data, dense, float(scale))
 
 
 def decode_sum(
@@ -297,12 +296,12 @@ def decode_sum(
 
 
 def _check_out(
-    out: tuple[NDArray[Any], NDArray[Any]], head: Header, data: NDArray[np.uint8]
+    memory: Memory, out: tuple[NDArray[Any], NDArray[Any]], head: Header, data: Any
 ) -> None:
     dtypes = (index_dtype(head.n), head.dtype)
     for name, array, dtype in zip(("out indices", "out values"), out, dtypes, strict=True):
-        check_array(name, array, (dtype,), writable=True)
-        if array.size < head.k:
-            raise ValueError(f"{name} must have at least {head.k} entries, got {array.size}")
-        check_separate(name, array, "data", data)
-    check_separate("out indices", out[0], "out values", out[1])
+        size = memory.check_array(name, array, (dtype,), writable=True).size
+        if size < head.k:
+            raise ValueError(f"{name} must have at least {head.k} entries, got {size}")
+        memory.check_separate(name, array, "data", data)
+    memory.check_separate("out indices", out[0], "out values", out[1])

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.errors import MessageError
-from paropt_hpc.kernels.backend import implementation
-from paropt_hpc.kernels.checks import MAX_ENTRIES, check_array, check_separate, to_bytes
+from paropt_hpc.kernels.checks import MAX_ENTRIES
+from paropt_hpc.kernels.memory import memory_of
 
 __all__ = ["Quantized", "ValueType", "decode", "encode", "encoded_bytes"]
 
@@ -129,22 +129,22 @@ def encode(
             f"value_type must be a quantised one, got {found.name.lower()}; send plain values as "
             "they are"
         )
-    check_array("values", values, (_FLOAT32,))
-    count = values.size
+    memory = memory_of(values)
+    count = memory.check_array("values", values, (_FLOAT32,)).size
     if residual is not None:
-        check_array("residual", residual, (_FLOAT32,), writable=True, length=count)
-        check_separate("residual", residual, "values", values)
+        memory.check_array("residual", residual, (_FLOAT32,), writable=True, length=count)
+        memory.check_separate("residual", residual, "values", values)
     size = encoded_bytes(found, count)
     if out is None:
-        out = np.empty(size, np.uint8)
-    check_array("out", out, (_UINT8,), writable=True)
-    if out.size < size:
-        raise ValueError(f"out must have at least {size} bytes, got {out.size}")
-    check_separate("out", out, "values", values)
+        out = memory.empty(size, np.uint8)
+    room = memory.check_array("out", out, (_UINT8,), writable=True).size
+    if room < size:
+        raise ValueError(f"out must have at least {size} bytes, got {room}")
+    memory.check_separate("out", out, "values", values)
     if residual is not None:
-        check_separate("out", out, "residual", residual)
+        memory.check_separate("out", out, "residual", residual)
     data, seed = out[:size], operator.index(seed) % 2**64
-    counts = implementation().quantize(values, residual, int(found), seed, data)
+    counts = memory.kernels().quantize(values, residual, int(found), seed, data)
     return Quantized(data, found, count, *counts)
 
 
@@ -175,13 +175,14 @@ def decode(
     found = resolve(value_type)
     if found is ValueType.FLOAT64:
         raise ValueError("value_type must be one that decodes to float32, got float64")
-    data = to_bytes("data", data)
-    size = encoded_bytes(found, count)
-    if data.size != size:  # before memory is taken for a number that may be a lie
-        raise MessageError(f"{count} values must take {size} bytes, got {data.size}")
+    memory = memory_of(data if out is None else out)
+    data = memory.to_bytes("data", data)
+    got, size = memory.check_array("data", data, (_UINT8,)).size, encoded_bytes(found, count)
+    if got != size:  # before memory is taken for a number that may be a lie
+        raise MessageError(f"{count} values must take {size} bytes, got {got}")
     if out is None:
-        out = np.empty(count, np.float32)
-    check_array("out", out, (_FLOAT32,), writable=True, length=count)
-    check_separate("out", out, "data", data)
-    implementation().dequantize(data, int(found), out)
+        out = memory.empty(count, np.float32)
+    memory.check_array("out", out, (_FLOAT32,), writable=True, length=count)
+    memory.check_separate("out", out, "data", data)
+    memory.kernels().dequantize(data, int(found), out)
     return out

@@ -559,6 +559,11 @@ def encode_message(
     return size
 
 
+def pack_header(n: int, k: int, index_bytes: int, codec: int, value_type: int) -> bytes:
+    """Return a header with zeros for the checksum."""
+    return _HEADER.pack(_MAGIC, _VERSION, codec, value_type, 0, n, k, index_bytes, 0, 0)
+
+
 def encode_full_message(values: _Bytes, n: int, value_type: int, out: _Bytes) -> int:
     """Encode all n entries of a vector."""
     return encode_message(np.arange(n), values, n, _FULL, value_type, out)
@@ -566,20 +571,24 @@ def encode_full_message(values: _Bytes, n: int, value_type: int, out: _Bytes) ->
 
 def read_header(data: _Bytes) -> tuple[int, int, int, int, int, int, int]:
     """Return version, codec, value type, n, k, index_bytes, checksum after checks."""
+    return parse_header(data, data.size)
+
+
+def parse_header(data: _Bytes, size: int) -> tuple[int, int, int, int, int, int, int]:
+    """Do so for a message of `size` bytes, of which those of the header are in `data`."""
     _check_kind(data)
     _, version, codec, value_type, _, n, k, index_bytes, checksum, _ = _HEADER.unpack_from(
         data.data
     )
     if n > 2**40 or k > n:
         raise MessageError(f"header must have k <= n <= 2^40, got n = {n} and k = {k}")
-    if index_bytes > data.size:
+    if index_bytes > size:
         raise MessageError(
-            f"message is truncated: its indices take {index_bytes} bytes, "
-            f"the message has {data.size}"
+            f"message is truncated: its indices take {index_bytes} bytes, the message has {size}"
         )
     expected = _HEADER.size + _padded(index_bytes) + value_bytes(value_type, k)
-    if data.size != expected:
-        raise MessageError(f"message must take {expected} bytes by its header, got {data.size}")
+    if size != expected:
+        raise MessageError(f"message must take {expected} bytes by its header, got {size}")
     return version, codec, value_type, n, k, index_bytes, checksum
 
 
@@ -599,13 +608,8 @@ def decode_message(data: _Bytes, indices: _Array, values: _Array) -> None:
 def decode_add_message(data: _Bytes, dense: _Array, scale: float) -> None:
     """Decode, then scatter-add."""
     _, _, value_type, n, k, _, _ = read_header(data)
-    dtype = np.dtype(np.float64 if value_type == _FLOAT64 else np.float32)
-    if dtype != dense.dtype or n != dense.size:
-        raise MessageError(
-            f"message must be for {dense.size} entries of {dense.dtype} as dense is, "
-            f"got {n} of {dtype}"
-        )
-    indices, values = np.empty(k, np.uint64), np.empty(k, dtype)
+    check_message_fits(n, value_type, dense.size, dense.dtype)
+    indices, values = np.empty(k, np.uint64), np.empty(k, dense.dtype)
     decode_message(data, indices, values)
     scatter_add(dense, indices, values, scale)
 
@@ -621,6 +625,15 @@ def decode_sum_messages(
     if sum(read_header(data)[4] for data in messages) > room:
         raise ValueError(f"indices and values must have room for all entries, got {room}")
     dense[:] = total
+
+
+def check_message_fits(n: int, value_type: int, size: int, dtype: np.dtype[Any]) -> None:
+    """Raise MessageError unless a message is for a dense vector of this size and dtype."""
+    decoded = np.dtype(np.float64 if value_type == _FLOAT64 else np.float32)
+    if decoded != dtype or n != size:
+        raise MessageError(
+            f"message must be for {size} entries of {dtype} as dense is, got {n} of {decoded}"
+        )
 
 
 def _check_kind(data: _Bytes) -> None:
@@ -643,13 +656,17 @@ def _check_kind(data: _Bytes) -> None:
 
 
 def _verify_message(data: _Bytes, index_bytes: int, checksum: int) -> None:
-    computed = _message_checksum(data)
-    if computed != checksum:
-        raise MessageError(
-            f"message was altered: its checksum is {computed:08x}, the header says {checksum:08x}"
-        )
+    check_checksum(_message_checksum(data), checksum)
     if data[_HEADER.size + index_bytes : _HEADER.size + _padded(index_bytes)].any():
         raise MessageError("padding between indices and values must be zero")
+
+
+def check_checksum(computed: int, told: int) -> None:
+    """Raise MessageError unless the checksum of a message is the one that its header tells."""
+    if computed != told:
+        raise MessageError(
+            f"message was altered: its checksum is {computed:08x}, the header says {told:08x}"
+        )
 
 
 def _message_checksum(data: _Bytes) -> int:

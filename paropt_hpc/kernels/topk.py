@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paropt_hpc.kernels.backend import implementation
-from paropt_hpc.kernels.checks import ALL_FLOATS, check_array, check_counts, check_separate
+from paropt_hpc.kernels.checks import ALL_FLOATS, check_counts
 from paropt_hpc.kernels.index_codec import index_dtype
+from paropt_hpc.kernels.memory import Memory, memory_of
 from paropt_hpc.kernels.reference import keys
 from paropt_hpc.kernels.rng import philox
 
@@ -96,18 +96,19 @@ def select(
     cost speed, never exactness. Beyond the arrays it takes memory for 2k entries and 1 MB per
     thread, which the calling thread keeps for its next call.
     """
-    check_array("gradient", gradient, ALL_FLOATS)
-    n, k = check_counts(gradient.size, k)
-    dtype = gradient.dtype
+    memory = memory_of(gradient)
+    view = memory.check_array("gradient", gradient, ALL_FLOATS)
+    n, k = check_counts(view.size, k)
+    dtype = view.dtype
     if residual is not None:
-        check_array("residual", residual, (dtype,), writable=True, length=n)
-        check_separate("residual", residual, "gradient", gradient)
+        memory.check_array("residual", residual, (dtype,), writable=True, length=n)
+        memory.check_separate("residual", residual, "gradient", gradient)
     if out is None:
-        indices, values = np.empty(k, index_dtype(n)), np.empty(k, dtype)
+        indices, values = memory.empty(k, index_dtype(n)), memory.empty(k, dtype)
     else:
-        indices, values = _checked_out(out, n, k, gradient, residual)
+        indices, values = _checked_out(memory, out, dtype, n, k, gradient, residual)
     words = None if hint is None else hint.words
-    nonfinite = implementation().topk(gradient, residual, k, indices, values, words)
+    nonfinite = memory.kernels().topk(gradient, residual, k, indices, values, words)
     return Selection(indices, values, nonfinite)
 
 
@@ -135,17 +136,18 @@ def threshold(
     TypeError, ValueError
         As for `select`. Nothing has been written then.
     """
-    check_array("gradient", gradient, ALL_FLOATS)
-    n, _ = check_counts(gradient.size)
+    memory = memory_of(gradient)
+    view = memory.check_array("gradient", gradient, ALL_FLOATS)
+    n, _ = check_counts(view.size)
     if not threshold >= 0:
         raise ValueError(f"threshold must be at least 0, got {threshold}")
-    dtype = gradient.dtype
+    dtype = view.dtype
     if residual is not None:
-        check_array("residual", residual, (dtype,), writable=True, length=n)
-        check_separate("residual", residual, "gradient", gradient)
+        memory.check_array("residual", residual, (dtype,), writable=True, length=n)
+        memory.check_separate("residual", residual, "gradient", gradient)
     with np.errstate(over="ignore"):
         key = int(keys(np.array([threshold], dtype))[0])
-    return Selection(*implementation().reach(gradient, residual, key))
+    return Selection(*memory.kernels().reach(gradient, residual, key))
 
 
 def random(n: int, k: int, seed: int, *ids: int) -> NDArray[Any]:
@@ -184,20 +186,22 @@ def random(n: int, k: int, seed: int, *ids: int) -> NDArray[Any]:
 
 
 def _checked_out(
+    memory: Memory,
     out: tuple[NDArray[Any], NDArray[Any]],
+    dtype: np.dtype[Any],
     n: int,
     k: int,
     gradient: NDArray[Any],
     residual: NDArray[Any] | None,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     indices, values = out
-    check_array("out indices", indices, (index_dtype(n),), writable=True)
-    check_array("out values", values, (gradient.dtype,), writable=True)
-    for name, array in (("out indices", indices), ("out values", values)):
-        if array.size < k:
-            raise ValueError(f"{name} must have at least {k} entries, got {array.size}")
-        check_separate(name, array, "gradient", gradient)
+    dtypes = {"out indices": index_dtype(n), "out values": dtype}
+    for (name, wanted), array in zip(dtypes.items(), out, strict=True):
+        size = memory.check_array(name, array, (wanted,), writable=True).size
+        if size < k:
+            raise ValueError(f"{name} must have at least {k} entries, got {size}")
+        memory.check_separate(name, array, "gradient", gradient)
         if residual is not None:
-            check_separate(name, array, "residual", residual)
-    check_separate("out indices", indices, "out values", values)
+            memory.check_separate(name, array, "residual", residual)
+    memory.check_separate("out indices", indices, "out values", values)
     return indices[:k], values[:k]

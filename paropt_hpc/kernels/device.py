@@ -1,0 +1,262 @@
+"""Arrays on a GPU: what is known of them, memory for them, copies of them.
+
+Any object with ``__cuda_array_interface__`` is such an array: those of CuPy, PyTorch and Numba are,
+and so is `DeviceArray`, for those who have none of these.
+"""
+
+import functools
+import threading
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from paropt_hpc.errors import ConfigError
+
+__all__ = [
+    "DeviceArray",
+    "View",
+    "as_device",
+    "as_host",
+    "clear",
+    "count",
+    "cuda_module",
+    "empty",
+    "is_device",
+    "pinned",
+    "required",
+    "stream_of",
+    "view",
+    "workspace",
+]
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@functools.cache
+def cuda_module() -> ModuleType | None:
+    """Return the module of CUDA kernels, or None if it was not built."""
+    try:
+        from paropt_hpc import _cuda
+    except ImportError:
+        return None
+    return _cuda
+
+
+def count() -> int:
+    """Return how many GPUs this process can use; 0 where the kernels were not built."""
+    module = cuda_module()
+    return 0 if module is None else int(module.device_count())
+
+
+def required() -> ModuleType:
+    """Return the module of CUDA kernels, or raise ConfigError if there is none or no GPU."""
+    module = cuda_module()
+    if module is None:
+        raise ConfigError(
+            "the CUDA kernels were not built; put nvcc on PATH or set CUDA_HOME, "
+            "and reinstall paropt-hpc"
+        )
+    if module.device_count() == 0:
+        raise ConfigError("no GPU can be used here: the CUDA runtime counts 0 devices")
+    return module
+
+
+class View(NamedTuple):
+    """What a kernel has to know of an array on a GPU."""
+
+    #: address of the first entry
+    pointer: int
+    #: shape as the array says
+    shape: tuple[int, ...]
+    #: bfloat16 for entries of two bytes that are of no NumPy type
+    dtype: np.dtype[Any]
+    #: whether the entries follow one another
+    contiguous: bool
+    #: whether entries may be changed
+    writable: bool
+    #: handle of the stream that the array's owner works on; 0 for the default stream
+    stream: int
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+def is_device(array: Any) -> bool:
+    """Say whether an object is an array on a GPU."""
+    return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
+
+
+def view(array: Any) -> View:
+    """Return what `array` says of itself."""
+    told = array.__cuda_array_interface__
+    shape = tuple(map(int, told["shape"]))
+    dtype = np.dtype(told["typestr"])
+    if dtype == np.dtype("V2"):
+        dtype = _BFLOAT16
+    strides = told.get("strides")
+    packed = strides is None or tuple(strides) == _packed(shape, dtype.itemsize)
+    pointer, read_only = told["data"]
+    return View(
+        int(pointer or 0), shape, dtype, packed, not read_only, int(told.get("stream") or 0)
+    )
+
+
+def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    return tuple(itemsize * int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape)))
+
+
+class DeviceArray:
+    """A vector in memory of a GPU, which is freed with it.
+
+    Parameters
+    ----------
+    size : int
+        Number of entries; they are anything at first.
+    dtype : dtype
+        Of the entries.
+    device : int, optional
+        Number of the GPU; default: the current one.
+
+    Notes
+    -----
+    Others use the memory through ``__cuda_array_interface__``, for instance
+    ``cupy.asarray(array)`` or ``torch.as_tensor(array)``, without a copy.
+    """
+
+    def __init__(self, size: int, dtype: Any, device: int | None = None) -> None:
+        self.dtype = np.dtype(dtype)
+        self.size = size
+        self._owner = _Memory(size * self.dtype.itemsize, device)
+        self._pointer = self._owner.pointer
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Shape: one dimension."""
+        return (self.size,)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": (self.size,),
+            "typestr": self.dtype.str,
+            "data": (self._pointer, False),
+            "version": 3,
+            "strides": None,
+        }
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> "DeviceArray":
+        """Return neighbouring entries, which share this array's memory."""
+        start, stop, step = part.indices(self.size)
+        if step != 1:
+            raise ValueError(f"entries must be neighbours, got a step of {step}")
+        return self._sharing(start, max(stop - start, 0), self.dtype)
+
+    def view(self, dtype: Any) -> "DeviceArray":
+        """Return the same memory as entries of another dtype."""
+        dtype = np.dtype(dtype)
+        return self._sharing(0, self.size * self.dtype.itemsize // dtype.itemsize, dtype)
+
+    def _sharing(self, start: int, size: int, dtype: np.dtype[Any]) -> "DeviceArray":
+        array = DeviceArray.__new__(DeviceArray)
+        array.dtype, array.size, array._owner = dtype, size, self._owner
+        array._pointer = self._pointer + start * self.dtype.itemsize
+        return array
+
+
+class _Memory:
+    """Memory that is freed with its last user."""
+
+    def __init__(self, size: int, device: int | None) -> None:
+        self._module, self.size = required(), size
+        device = self._module.current_device() if device is None else device
+        self.pointer: int = self._module.allocate(max(size, 1), device)
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "pointer", 0)
+        if pointer:
+            self._module.deallocate(pointer)
+
+
+def as_device(array: NDArray[Any], stream: int = 0) -> DeviceArray:
+    """Copy a contiguous vector to the current GPU."""
+    copy = DeviceArray(array.size, array.dtype)
+    required().copy_to_device(copy._pointer, array.view(np.uint8), stream)
+    return copy
+
+
+def as_host(array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Copy a contiguous array on a GPU to the host, once the work on its stream is done."""
+    v = view(array)
+    if out is None:
+        out = np.empty(v.shape, v.dtype)
+    required().copy_to_host(out.reshape(-1).view(np.uint8), v.pointer, v.stream)
+    return out
+
+
+def clear(array: Any) -> None:
+    """Set all entries of a contiguous array on a GPU to 0."""
+    v = view(array)
+    required().fill(v.pointer, 0, v.size * v.dtype.itemsize, v.stream)
+
+
+def pinned(size: int, dtype: Any) -> NDArray[Any]:
+    """Return a new vector on the host that copies to and from a GPU are fastest with."""
+    dtype = np.dtype(dtype)
+    memory = required().PinnedMemory(size * dtype.itemsize)
+    return np.frombuffer(memory, np.uint8).view(dtype)
+
+
+def empty(size: int, dtype: Any, like: Any) -> Any:
+    """Return a new vector on the GPU, of the library that the array `like` is of."""
+    library = type(like).__module__.partition(".")[0]
+    dtype = np.dtype(dtype)
+    if library == "cupy":
+        return import_module("cupy").empty(size, dtype)
+    if library == "torch":
+        torch = import_module("torch")
+        return torch.empty(size, dtype=getattr(torch, dtype.name), device=like.device)
+    if library == "numba":
+        return import_module("numba.cuda").device_array(size, dtype)
+    pointer = view(like).pointer
+    return DeviceArray(size, dtype, required().device_of(pointer) if pointer else None)
+
+
+def stream_of(*views: View) -> int:
+    """Return the stream of the first array, behind what the others' streams do now."""
+    streams = {v.stream for v in views if v.pointer}
+    stream = next((v.stream for v in views if v.pointer), 0)
+    for other in streams - {stream}:
+        required().synchronize(other)
+    return stream
+
+
+class _Workspaces(threading.local):
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, int], _Memory] = {}
+
+
+_workspaces = _Workspaces()
+
+
+def workspace(size: int, near: View, stream: int) -> int:
+    """Return the address of memory for one kernel, on the GPU where an array is.
+
+    It stays with the calling thread, the GPU and the stream, since the next kernel there will need
+    it: whoever asks again for the same gets the same memory.
+    """
+    module = required()
+    key = (module.device_of(near.pointer) if near.pointer else module.current_device(), stream)
+    memory = _workspaces.kept.get(key)
+    if memory is None or memory.size < size:
+        module.synchronize(stream)  # the kernels before may still be at work with the old one
+        memory = _workspaces.kept[key] = _Memory(size, key[0])
+    return memory.pointer
