@@ -445,8 +445,9 @@ __device__ void write_winners(const Entries<T, I>& entries, Won before, Rank cut
   }
 }
 
+// Four blocks at once leave 64 registers a thread; for five the compiler would spill some.
 template <class T, class I>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     write_kernel(Search<T, I> search, I* indices, T* values) {
   Won before = {0, 0};
   for (unsigned block = threadIdx.x; block < blockIdx.x; block += kThreads) {
