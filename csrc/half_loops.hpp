@@ -175,17 +175,18 @@ PAROPT_TARGET void encode_half_part(const float* x, float* residual, std::size_t
   if (residual != nullptr) std::memcpy(residual, rest, count * sizeof(float));
 }
 
-// Quantise `count` values, past the caches when that is asked for: groups then begin where a cache
-// line of `out` does.
+// Quantise `count` values, past the caches when that is asked for. Groups begin where a cache line
+// of `out` does, wherever halves can: no store then touches two lines.
 template <class Half>
 PAROPT_TARGET QuantizeCounts quantize_half(const float* values, float* residual, std::size_t count,
                                            std::uint8_t* out, bool stream) {
   const std::size_t to_line = -reinterpret_cast<std::uintptr_t>(out) % 64;
-  stream = stream && to_line % 2 == 0;
+  const bool even = to_line % 2 == 0;
+  stream = stream && even;
   QuantizeCounts counts;
-  std::size_t part = stream ? std::min(to_line / 2, count) : 0;
-  for (std::size_t first = 0; first < count;
-       first += part, part = std::min(kGroup, count - first)) {
+  std::size_t part = even && to_line > 0 ? to_line / 2 : kGroup;
+  for (std::size_t first = 0; first < count; first += part, part = kGroup) {
+    part = std::min(part, count - first);
     float* rest = residual == nullptr ? nullptr : residual + first;
     if (part == kGroup) {
       encode_half<Half>(values + first, rest, out + 2 * first, stream, counts);

@@ -18,7 +18,7 @@ from paropt_hpc.comm import (
     topology,
 )
 from paropt_hpc.compress import TopK
-from paropt_hpc.kernels import index_codec, message, reduce, rng, topk
+from paropt_hpc.kernels import backend, index_codec, message, reduce, rng, topk
 
 __all__ = ["Check", "run_selftest"]
 
@@ -94,6 +94,7 @@ def _oracle() -> Iterator[None]:
     """Run the block with the NumPy twins of the kernels."""
     before = os.environ.get("PAROPT_BACKEND")
     os.environ["PAROPT_BACKEND"] = "reference"
+    backend.implementation.cache_clear()
     try:
         yield
     finally:
@@ -101,6 +102,7 @@ def _oracle() -> Iterator[None]:
             del os.environ["PAROPT_BACKEND"]
         else:
             os.environ["PAROPT_BACKEND"] = before
+        backend.implementation.cache_clear()
 
 
 def _same(what: str, got: Any, expected: Any) -> None:

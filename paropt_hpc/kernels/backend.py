@@ -8,7 +8,10 @@ variables of the environment decide:
     refuses arrays that are not on a GPU.
 ``PAROPT_ISA``
     ``baseline``, ``avx2`` or ``avx512`` forces the instruction set of the native code; unset
-    takes the best that the processor has. Read once, at the first kernel call.
+    takes the best that the processor has.
+
+Both are read once, at the first kernel call: where the caches are cold, a look at the environment
+takes longer than a small kernel does. ``implementation.cache_clear()`` has them read again.
 """
 
 import functools
@@ -25,6 +28,7 @@ BACKENDS = ("native", "reference", "cuda")
 ISAS = ("baseline", "avx2", "avx512")
 
 
+@functools.cache
 def implementation(*, for_arrays: bool = False) -> ModuleType:
     """Return the module whose functions do the work: ``_native`` or ``reference``.
 

@@ -67,8 +67,11 @@ def check_array(
 
 
 def check_counts(n: int, k: int = 0) -> tuple[int, int]:
-    """Return n and k as plain integers with 0 <= k <= n <= 2**40, or raise ValueError."""
-    n, k = operator.index(n), operator.index(k)
+    """Return n and k as plain integers with 0 <= k <= n <= 2**40, or raise."""
+    try:
+        n, k = operator.index(n), operator.index(k)
+    except TypeError:
+        raise TypeError(f"n and k must be integers, got n = {n!r} and k = {k!r}") from None
     if not 0 <= n <= MAX_ENTRIES:
         raise ValueError(f"n must be in [0, 2**40], got {n}")
     if not 0 <= k <= n:

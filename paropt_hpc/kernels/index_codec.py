@@ -43,6 +43,9 @@ class Codec(enum.IntEnum):
     FULL = 5
 
 
+_BY_NAME = {codec.name.lower(): codec for codec in Codec}
+
+
 def index_dtype(n: int) -> np.dtype[Any]:
     """Return the dtype of positions in a vector of n entries: uint32 while it suffices."""
     return _UINT32 if n <= 2**32 else _UINT64
@@ -65,12 +68,10 @@ def resolve(codec: Codec | str) -> Codec | None:
         return codec
     if codec == "auto":
         return None
-    try:
-        return Codec[codec.upper()]
-    except (KeyError, AttributeError):
-        raise ValueError(
-            f"codec must be auto, rice, bitmap, elias_fano, raw or full, got {codec!r}"
-        ) from None
+    found = _BY_NAME.get(codec) if isinstance(codec, str) else None
+    if found is None:
+        raise ValueError(f"codec must be auto, {', '.join(_BY_NAME)}, got {codec!r}")
+    return found
 
 
 def max_encoded_bytes(n: int, k: int, codec: Codec | str = Codec.RICE) -> int:

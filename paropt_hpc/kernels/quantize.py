@@ -38,6 +38,9 @@ class ValueType(enum.IntEnum):
     SIGN = 7
 
 
+_BY_NAME = {kind.name.lower(): kind for kind in ValueType}
+
+
 class Quantized(NamedTuple):
     """Encoded values."""
 
@@ -57,11 +60,10 @@ def resolve(value_type: ValueType | str) -> ValueType:
     """Return the value type of a name in lower case."""
     if isinstance(value_type, ValueType):
         return value_type
-    try:
-        return ValueType[value_type.upper()]
-    except (KeyError, AttributeError):
-        names = ", ".join(kind.name.lower() for kind in ValueType)
-        raise ValueError(f"value_type must be one of {names}, got {value_type!r}") from None
+    found = _BY_NAME.get(value_type) if isinstance(value_type, str) else None
+    if found is None:
+        raise ValueError(f"value_type must be one of {', '.join(_BY_NAME)}, got {value_type!r}")
+    return found
 
 
 def encoded_bytes(value_type: ValueType | str, count: int) -> int:

@@ -6,7 +6,7 @@ import os
 import pytest
 from emulated import emulated_module
 
-from paropt_hpc.kernels import device
+from paropt_hpc.kernels import backend, device
 
 # Threads of a block, and multiprocessors, which set the number of blocks.
 EMULATED = [(256, 1), (64, 3)]
@@ -22,6 +22,14 @@ def module(request):
     block, multiprocessors = request.param
     os.environ["EMULATED_MULTIPROCESSORS"] = str(multiprocessors)
     return emulated_module(block)
+
+
+@pytest.fixture(autouse=True)
+def environment_read_anew():
+    """Let every test choose its PAROPT_BACKEND."""
+    backend.implementation.cache_clear()
+    yield
+    backend.implementation.cache_clear()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from paropt_hpc.comm import Communicator
+from paropt_hpc.kernels import backend
 
 # Every rank must draw the same examples: no random seed, no database of past failures.
 hypothesis.settings.register_profile(
@@ -36,6 +37,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[N
     kept = session.config.get_terminal_writer()._file
     if isinstance(kept, io.StringIO) and exitstatus:
         print(f"rank {MPI.COMM_WORLD.Get_rank()}:\n{kept.getvalue()}", flush=True)
+
+
+@pytest.fixture(autouse=True)
+def environment_read_anew() -> Iterator[None]:
+    """Let every test choose its PAROPT_BACKEND."""
+    backend.implementation.cache_clear()
+    yield
+    backend.implementation.cache_clear()
 
 
 @pytest.fixture

@@ -14,6 +14,15 @@ settings.register_profile(
 )
 settings.load_profile("paropt")
 
+
+@pytest.fixture(autouse=True)
+def environment_read_anew():
+    """Let every test choose its PAROPT_BACKEND."""
+    backend.implementation.cache_clear()
+    yield
+    backend.implementation.cache_clear()
+
+
 native = backend.native_module()
 # Threads split the work alike by every instruction set, so that one of them tries two.
 NATIVE_PATHS = (

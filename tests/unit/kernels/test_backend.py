@@ -35,6 +35,7 @@ def test_missing_native_kernels(monkeypatch):
     monkeypatch.setattr(backend, "native_module", lambda: None)
     monkeypatch.delenv("PAROPT_BACKEND", raising=False)
     assert backend.implementation() is reference
+    backend.implementation.cache_clear()
     monkeypatch.setenv("PAROPT_BACKEND", "native")
     with pytest.raises(ConfigError, match="were not built"):
         backend.implementation()

@@ -329,7 +329,7 @@ OUT = np.zeros(4, np.uint32), np.zeros(4, np.float32)
     [
         (lambda: topk.select(X, -1), ValueError, r"k must be in \[0, 4\], got -1"),
         (lambda: topk.select(X, 5), ValueError, r"k must be in \[0, 4\], got 5"),
-        (lambda: topk.select(X, 1.5), TypeError, "integer"),
+        (lambda: topk.select(X, 1.5), TypeError, "must be integers, got n = 4 and k = 1.5"),
         (lambda: topk.select([1.0], 1), TypeError, "gradient must be a numpy array, got list"),
         (lambda: topk.select(X.astype(int), 1), TypeError, "or bfloat16, got int64"),
         (lambda: topk.select(X.astype(">f4"), 1), TypeError, "or bfloat16, got >f4"),
