@@ -244,7 +244,7 @@ def u32(*values):
         (
             lambda: index_codec.encode(u32(1), 9, "zip"),
             ValueError,
-            "elias_fano, raw or full, got 'zip'",
+            "must be auto, rice, bitmap, elias_fano, raw, full, got 'zip'",
         ),
         (lambda: index_codec.encode(u32(1), 9, out=np.empty(1, np.uint8)), ValueError, "at least"),
         (lambda: index_codec.encode(u32(1, 2, 3)[::2], 9), ValueError, "contiguous"),
