@@ -10,7 +10,9 @@ steps.
 
 Ours is `paropt_hpc.train.Trainer` as `paropt train` runs it: it also gathers the loss of every
 step, which the peer's loop leaves out. The parts of a step are read off inside it: the model's
-``loss_and_grad``, the collectives, and the rest, which is our own overhead. The peer runs at its
+``loss_and_grad``, the collectives, and the rest, which is our own overhead. Of that, two parts move
+memory and are given apart: gathering the samples of the batch, and the optimizer's pass over three
+vectors of the size of the model. The peer runs at its
 default and at what its manual offers: buckets, gradients as views of them, a static graph, and
 torch's fused SGD.
 
@@ -38,6 +40,7 @@ FEATURES, HIDDEN, CLASSES, SAMPLES = 784, 128, 10, 4096
 PARAMETERS = (FEATURES + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
 BATCHES = (16, 64, 256)  # over both ranks
 BLOCK = 20
+OWN_PARTS = ("own: gathering the batch", "own: update")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "DDP default": {},
@@ -105,13 +108,14 @@ def our_worker(options: argparse.Namespace) -> None:
     pin(MPI.COMM_WORLD.rank)
     with Communicator(MPI.COMM_WORLD, check=False) as comm:
         for batch in BATCHES:
-            figures = our_steps(comm, options, batch)
-            if comm.rank == 0:
-                print(json.dumps({"case": f"batch {batch}", **figures}), flush=True)
+            for name, figures in our_steps(comm, options, batch).items():
+                if comm.rank == 0:
+                    told = {"case": f"batch {batch}", "name": name, **figures}
+                    print(json.dumps(told), flush=True)
 
 
-def our_steps(comm: Any, options: argparse.Namespace, batch: int) -> dict[str, float]:
-    """Time the steps of one batch size, and their parts."""
+def our_steps(comm: Any, options: argparse.Namespace, batch: int) -> dict[str, dict[str, float]]:
+    """Time the steps of one batch size, or their parts."""
     from paropt_hpc.train import Config, Trainer
     from paropt_hpc.train.meter import Meter
 
@@ -126,25 +130,32 @@ def our_steps(comm: Any, options: argparse.Namespace, batch: int) -> dict[str, f
     trainer.gradient = comm.empty(trainer.model.size, trainer.params.dtype)
     trainer.strategy.start(trainer.params)
     meter = Meter(comm, trainer.timeline, options.steps, None)
-    model, wire = Stopwatch(), Stopwatch()
+    watches = {name: Stopwatch() for name in ("model", "wire", *OWN_PARTS)}
     if options.parts:
-        model.watch(trainer.model, "loss_and_grad")
+        watches["model"].watch(trainer.model, "loss_and_grad")
+        watches["own: gathering the batch"].watch(trainer, "_samples")
+        watches["own: update"].watch(trainer.strategy.optimizer, "update")
         for name in ("allreduce", "gather_vectors"):
-            wire.watch(comm, name)
-    blocks, own = [], []
+            watches["wire"].watch(comm, name)
+    blocks: dict[str, list[float]] = {name: [] for name in ("paropt", "own overhead", *OWN_PARTS)}
     shards = itertools.chain.from_iterable(trainer.sampler.epoch(e) for e in itertools.count())
     for block in range(options.steps // BLOCK + 1):
         comm.barrier()
-        model.seconds = wire.seconds = 0.0
+        for watch in watches.values():
+            watch.seconds = 0.0
         started = time.perf_counter()
         for shard in itertools.islice(shards, BLOCK):
             losses, _ = trainer.step(shard, meter.steps, 0)
             meter.tick(losses)
         taken = time.perf_counter() - started
         if block:
-            blocks.append(taken)
-            own.append(taken - model.seconds - wire.seconds)
-    return per_step(own if options.parts else blocks)
+            blocks["paropt"].append(taken)
+            others = watches["model"].seconds + watches["wire"].seconds
+            blocks["own overhead"].append(taken - others)
+            for name in OWN_PARTS:
+                blocks[name].append(watches[name].seconds)
+    names = ("own overhead", *OWN_PARTS) if options.parts else ("paropt",)
+    return {name: per_step(blocks[name]) for name in names}
 
 
 def ddp_worker(options: argparse.Namespace) -> None:
@@ -225,13 +236,14 @@ def steps(bench: Bench, options: argparse.Namespace) -> None:
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
             jobs = {
                 "paropt": lambda: run_ours(options, data),
-                "own overhead": lambda: run_ours(options, data, "--parts"),
+                "parts": lambda: run_ours(options, data, "--parts"),
             }
             if options.torch is not None:
                 jobs |= {name: lambda name=name: run_ddp(options, name) for name in SETTINGS}
             for name, job in jobs.items():
                 for figures in job():
-                    found.setdefault((figures["case"], name), []).append(figures)
+                    key = figures["case"], figures.get("name", name)
+                    found.setdefault(key, []).append(figures)
     for case in (f"batch {batch}" for batch in BATCHES):
         compare(bench, case, {name: f for (where, name), f in found.items() if where == case})
 

@@ -71,13 +71,20 @@ class StepTimes:
 
 @dataclass
 class Traffic:
-    """The counters of one communicator; attributes are the totals over all operations."""
+    """The counters of one communicator; attributes are the totals over all operations.
+
+    Attributes
+    ----------
+    seconds : float
+        Spent in collectives, waiting included.
+    """
 
     operations: dict[str, OperationTraffic] = field(
         default_factory=lambda: defaultdict(OperationTraffic)
     )
 
     step_times: StepTimes = field(default_factory=StepTimes)
+    seconds: float = 0.0  # kept as a sum, since it is asked for in every step
     _seconds_at_step: float = 0.0
     #: called at the end of every operation with its name and seconds
     listener: Callable[[str, float], None] | None = None
@@ -98,6 +105,7 @@ class Traffic:
         counter.bytes_sent += sent
         counter.bytes_received += received
         counter.seconds += seconds
+        self.seconds += seconds
         if self.listener is not None:
             self.listener(operation, seconds)
 
@@ -119,11 +127,6 @@ class Traffic:
     def bytes_received(self) -> int:
         """Bytes this rank has received."""
         return sum(counter.bytes_received for counter in self.operations.values())
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent in collectives, waiting included."""
-        return sum(counter.seconds for counter in self.operations.values())
 
     @property
     def waiting(self) -> float:
@@ -170,4 +173,4 @@ class Traffic:
         """Set every counter back to zero."""
         self.operations.clear()
         self.step_times = StepTimes()
-        self._seconds_at_step = 0.0
+        self.seconds = self._seconds_at_step = 0.0

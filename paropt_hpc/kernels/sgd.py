@@ -1,5 +1,7 @@
 """A step of gradient descent with momentum and weight decay, in one pass over the vectors."""
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ from paropt_hpc.kernels import reference
 from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.kernels.checks import FLOATS, check_array, check_separate
 
-__all__ = ["step"]
+__all__ = ["Descent", "step"]
 
 
 def step(
@@ -53,6 +55,51 @@ def step(
     if not isinstance(params, np.ndarray):
         reference.sgd_step(params, gradient, velocity, rate, momentum, decay, nesterov)
         return
+    _check(params, gradient, velocity)
+    implementation().sgd_step(params, gradient, velocity, rate, momentum, decay, nesterov)
+
+
+class Descent:
+    """`step` for a loop that comes with the same arrays every time, which it checks but once.
+
+    It keeps no array alive.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[Callable[[], Any]] = 3 * [_nothing]
+        self._kernel: Any = None
+
+    def step(
+        self,
+        params: Any,
+        gradient: Any,
+        velocity: Any | None,
+        rate: float,
+        momentum: float,
+        decay: float,
+        nesterov: bool,
+    ) -> None:
+        """Move parameters down a gradient, in place; see `step`."""
+        first, second, third = self._known
+        if first() is not params or second() is not gradient or third() is not velocity:
+            self._look_at(params, gradient, velocity)
+        self._kernel(params, gradient, velocity, rate, momentum, decay, nesterov)
+
+    def _look_at(self, params: Any, gradient: Any, velocity: Any | None) -> None:
+        if not isinstance(params, np.ndarray):
+            self._kernel = reference.sgd_step
+            return
+        _check(params, gradient, velocity)
+        self._kernel = implementation().sgd_step
+        third = _nothing if velocity is None else weakref.ref(velocity)
+        self._known = [weakref.ref(params), weakref.ref(gradient), third]
+
+
+def _nothing() -> None:
+    """Stand for an array that there is none of."""
+
+
+def _check(params: Any, gradient: Any, velocity: Any | None) -> None:
     check_array("params", params, FLOATS, writable=True)
     check_array("gradient", gradient, (params.dtype,), length=params.size)
     check_separate("params", params, "gradient", gradient)
@@ -60,4 +107,3 @@ def step(
         check_array("velocity", velocity, (params.dtype,), writable=True, length=params.size)
         check_separate("params", params, "velocity", velocity)
         check_separate("velocity", velocity, "gradient", gradient)
-    implementation().sgd_step(params, gradient, velocity, rate, momentum, decay, nesterov)

@@ -121,6 +121,8 @@ class Trainer:
         self.model.connect(lambda sums: comm.allreduce(sums, "sum"))
         self.params = self.model.init(config.run.seed, config.model.dtype)
         self.gradient = np.empty(0)  # until `run`
+        debug = config.debug
+        self._slowness = debug.slow_factor - 1 if debug.slow_rank == comm.rank else 0.0
         self._untold: list[float] = []  # this rank's shares of the losses since ranks last met
         self.strategy = build_strategy(
             config, comm, self.model.layers, self.sampler.steps_per_epoch
@@ -301,16 +303,16 @@ class Trainer:
     def _tell(self, signal: int, number: int, epoch: int) -> tuple[list[float], int]:
         """Exchange what ranks have not told one another yet; collective."""
         told = self.comm.gather_vectors([*self._untold, signal])
-        shares, signals = told[:, :-1], told[:, -1]
-        if not self.strategy.skip_nonfinite:
-            for step, losses in enumerate(shares.T, number + 2 - len(self._untold)):
-                _check_finite(losses, f"at step {step} (epoch {epoch + 1})")
+        *losses, signals = told.sum(axis=0).tolist()
+        if not (math.isfinite(sum(losses)) or self.strategy.skip_nonfinite):
+            for step, shares in enumerate(told[:, :-1].T, number + 2 - len(self._untold)):
+                _check_finite(shares, f"at step {step} (epoch {epoch + 1})")
         self._untold.clear()
-        return shares.sum(axis=0).tolist(), int(signals.max())
+        return losses, int(told[:, -1].max()) if signals else 0
 
     def _gradient(self, shard: Shard, batch: Batch | None = None) -> tuple[float, NDArray[Any]]:
         """Return loss and gradient on this rank's part of a global batch."""
-        begun = time.perf_counter()
+        begun = time.perf_counter() if self._slowness else 0.0
         batch = batch or self._samples(shard)
         samples = len(batch.y), shard.batch
         ready = self.strategy.begin(self.params, self.gradient, samples)
@@ -319,8 +321,8 @@ class Trainer:
         loss, gradient = self.model.loss_and_grad(self.params, batch, out=self.gradient, **extra)
         if gradient is not self.gradient:
             self.gradient[:] = gradient
-        if self.config.debug.slow_rank == self.comm.rank:
-            time.sleep((self.config.debug.slow_factor - 1) * (time.perf_counter() - begun))
+        if self._slowness:
+            time.sleep(self._slowness * (time.perf_counter() - begun))
         return loss, self.gradient
 
     def evaluate(self, data: Batch) -> tuple[float, float]:

@@ -135,6 +135,7 @@ class SGD(Optimizer):
             raise ConfigError("nesterov needs momentum above 0, got 0; set momentum to 0.9")
         self.momentum = momentum
         self.nesterov = nesterov
+        self._descent = sgd.Descent()
 
     def ahead(self, params: Array, updates: int) -> Array:
         """Return ``params - updates * rate * velocity``; see `Optimizer`."""
@@ -151,15 +152,8 @@ class SGD(Optimizer):
     def _descend(self, xp: Any, params: Array, gradient: Array, decay: float) -> None:
         """Change `params` by what the momentum makes of a gradient."""
         velocity = self._buffer(xp, "velocity", gradient) if self.momentum else None
-        sgd.step(
-            params,
-            gradient,
-            velocity,
-            rate=self.lr,
-            momentum=self.momentum,
-            decay=decay,
-            nesterov=self.nesterov,
-        )
+        rate = self.lr
+        self._descent.step(params, gradient, velocity, rate, self.momentum, decay, self.nesterov)
 
 
 class LARS(SGD):

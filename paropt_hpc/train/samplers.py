@@ -65,10 +65,14 @@ class ShardedSampler:
         Both count from 0. The batches of an epoch do not depend on the number of ranks, so
         that a run may go on with another one in the middle.
         """
-        order = self._permutation(number)
-        for begin in range(first * self.batch, self.n, self.batch):
-            batch = order[begin : begin + self.batch]
-            yield Shard(_share(batch, self._rank, self._size), batch.size)
+        order, size = self._permutation(number), self.batch
+        whole = order[: self.n // size * size].reshape(-1, size)
+        local = size // self._size
+        for own in whole[first:, self._rank * local : (self._rank + 1) * local]:
+            yield Shard(own, size)
+        tail = order[whole.size :]
+        if tail.size and first <= len(whole):
+            yield Shard(_share(tail, self._rank, self._size), tail.size)
 
     def tasks(self, first: int, last: int) -> range:
         """Return numbers for all shards of batches `first` to `last - 1` that are not empty."""

@@ -1,3 +1,5 @@
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -105,3 +107,38 @@ def test_errors(path, arrays, error, text):
     with pytest.raises(error, match=text):
         sgd.step(*arrays, rate=0.1)
     assert not X.any()
+
+
+def test_a_descent_gives_what_steps_give(path):
+    vectors = np.random.default_rng(1).standard_normal((3, 100)).astype(np.float32)
+    ours, theirs = vectors.copy(), vectors.copy()
+    descent = sgd.Descent()
+    arrays = [*ours]
+    for nesterov in (False, True, True):
+        descent.step(*arrays, 0.1, 0.9, 1e-2, nesterov)
+        sgd.step(*theirs, rate=0.1, momentum=0.9, decay=1e-2, nesterov=nesterov)
+    descent.step(arrays[0], arrays[1], None, 0.1, 0.0, 0.0, False)
+    sgd.step(*theirs[:2], rate=0.1)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_descent_checks_whatever_is_new(path):
+    params, gradient, velocity = (np.zeros(4, np.float32) for _ in range(3))
+    descent = sgd.Descent()
+    descent.step(params, gradient, velocity, 0.1, 0.9, 0.0, False)
+    for arrays, text in (
+        ((params[:3], gradient, velocity), "gradient must have 3 entries"),
+        ((params, params, velocity), "params and gradient must not overlap"),
+        ((params, gradient, gradient), "velocity and gradient must not overlap"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            descent.step(*arrays, 0.1, 0.9, 0.0, False)
+
+
+def test_a_descent_keeps_no_array_alive(path):
+    descent, params = sgd.Descent(), np.zeros(4, np.float32)
+    gradient = np.ones(4, np.float32)
+    descent.step(params, gradient, None, 0.1, 0.0, 0.0, False)
+    gone = weakref.ref(gradient)
+    del gradient
+    assert gone() is None
