@@ -226,9 +226,9 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=10**8, help="entries of the vector")
     options = parser.parse_args()
     if device.count() == 0:
-        sys.exit("bench_cuda.py needs a GPU, and the CUDA runtime counts 0 devices here")
+        sys.exit(f"bench_cuda.py needs a GPU: {device.why_none()}")
     bench = Bench("cuda", options.repeats)
-    bench.extra["gpu"] = device.required().device_name(0)
+    bench.extra["gpu"] = device.devices()[0].name
     x = np.random.default_rng(0).standard_normal(options.n, dtype=np.float32)
     for density in (0.001, 0.01, 0.1):
         select(bench, x, density)

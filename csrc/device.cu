@@ -14,10 +14,20 @@ int device_count() {
   return count;
 }
 
-std::string device_name(int device) {
+std::string why_no_device() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  return status == cudaSuccess ? "" : cudaGetErrorString(status);
+}
+
+DeviceInfo device_info(int device) {
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  return properties.name;
+  std::string uuid;
+  for (const char byte : properties.uuid.bytes) {
+    for (const int shift : {4, 0}) uuid += "0123456789abcdef"[byte >> shift & 15];
+  }
+  return {properties.name, properties.major, properties.minor, properties.totalGlobalMem, uuid};
 }
 
 int current_device() {
@@ -54,13 +64,31 @@ void* allocate_pinned(std::size_t bytes) {
 
 void deallocate_pinned(void* memory) { CUDA_CHECK(cudaFreeHost(memory)); }
 
+void* create_stream(int device) {
+  const int before = current_device();
+  cudaStream_t stream = nullptr;
+  set_device(device);
+  const cudaError_t status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  set_device(before);
+  CUDA_CHECK(status);
+  return stream;
+}
+
+void destroy_stream(void* stream) {
+  CUDA_CHECK(cudaStreamDestroy(static_cast<cudaStream_t>(stream)));
+}
+
 void synchronize(void* stream) {
   CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 
-void copy(void* to, const void* from, std::size_t bytes, void* stream) {
+void begin_copy(void* to, const void* from, std::size_t bytes, void* stream) {
   CUDA_CHECK(
       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
+}
+
+void copy(void* to, const void* from, std::size_t bytes, void* stream) {
+  begin_copy(to, from, bytes, stream);
   synchronize(stream);
 }
 

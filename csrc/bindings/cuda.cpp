@@ -323,6 +323,16 @@ void fill(Address to, int value, std::size_t bytes, Address stream) {
   paropt::fill(at<void>(to), value, bytes, at<void>(stream));
 }
 
+// Between pinned memory of the host and a device, in either direction.
+void begin_copy(Address to, Address from, std::size_t bytes, Address stream) {
+  if (bytes > 0) paropt::begin_copy(at<void>(to), at<void>(from), bytes, at<void>(stream));
+}
+
+std::tuple<std::string, int, int, std::size_t, std::string> device_info(int device) {
+  const paropt::DeviceInfo info = paropt::device_info(device);
+  return {info.name, info.major, info.minor, info.bytes, info.uuid};
+}
+
 // Memory of the host for copies, as a buffer of bytes that is freed with its last user.
 class PinnedMemory {
  public:
@@ -363,7 +373,10 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   m.def("device_count", &paropt::device_count, unlocked,
         "Number of CUDA devices, 0 without a GPU or driver.");
-  m.def("device_name", &paropt::device_name, unlocked, py::arg("device"));
+  m.def("why_no_device", &paropt::why_no_device, unlocked,
+        "Why there is no device, in the runtime's words; empty where there is one.");
+  m.def("device_info", &device_info, unlocked, py::arg("device"),
+        "Name, compute capability (major, minor), bytes of memory, UUID.");
   m.def("current_device", &paropt::current_device, unlocked);
   m.def("set_device", &paropt::set_device, unlocked, py::arg("device"));
   m.def(
@@ -376,6 +389,16 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
   py::class_<PinnedMemory>(m, "PinnedMemory", py::buffer_protocol())
       .def(py::init<std::size_t>(), py::arg("bytes"))
       .def_buffer(&PinnedMemory::buffer);
+  m.def(
+      "create_stream",
+      [](int device) { return reinterpret_cast<Address>(paropt::create_stream(device)); }, unlocked,
+      py::arg("device"), "A stream that waits for no other one.");
+  m.def(
+      "destroy_stream", [](Address stream) { paropt::destroy_stream(at<void>(stream)); }, unlocked,
+      py::arg("stream"));
+  m.def("begin_copy", &begin_copy, unlocked, py::arg("to"), py::arg("address"), py::arg("bytes"),
+        py::arg("stream"),
+        "Copy from or to pinned memory, in order on the stream; return at once.");
   m.def(
       "synchronize", [](Address stream) { paropt::synchronize(at<void>(stream)); }, unlocked,
       py::arg("stream"));

@@ -2,13 +2,15 @@
 
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import NamedTuple
 
 from paropt_hpc import CORES, __version__
-from paropt_hpc.comm import Communicator, native
+from paropt_hpc.comm import Communicator, gpu_mpi, native
 from paropt_hpc.errors import ParoptError
+from paropt_hpc.kernels import device
 from paropt_hpc.kernels.backend import import_extension
 
 __all__ = ["Fact", "describe"]
@@ -19,8 +21,10 @@ REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir paropt-hpc (
 # Optional packages, the extra that brings each, and what it is for.
 OPTIONAL = {
     "scikit-learn": ("data", "the digits data set"),
-    "cupy": ("cuda", "arrays on the GPU"),
+    "cupy": ("cuda", "training on the GPU"),
 }
+# What a package is also installed as.
+_WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x")}
 
 
 class Fact(NamedTuple):
@@ -42,7 +46,9 @@ def describe(comm: Communicator) -> list[Fact]:
         _native(),
         _mpi_library(),
         _mpi_module(),
+        _mpi_of_gpus(),
         _cuda(),
+        _devices(),
         *(_optional(name) for name in OPTIONAL),
     ]
 
@@ -111,25 +117,57 @@ def _mpi_module() -> Fact:
     return Fact("MPI collectives", f"native, built with {module.built_with()}")
 
 
+def _mpi_of_gpus() -> Fact:
+    """Say how arrays on a GPU go to other ranks."""
+    try:
+        direct, (aware, reason) = gpu_mpi.through_mpi(), gpu_mpi.awareness()
+    except ParoptError as error:
+        return Fact("MPI and GPUs", str(error), False)
+    except (ImportError, RuntimeError):
+        return Fact("MPI and GPUs", "none without an MPI library", False)
+    told = f"{'' if aware else 'not '}CUDA-aware ({reason})"
+    way = "gives" if direct else "does not give"
+    if direct != aware:
+        told += f", but {gpu_mpi.VARIABLE} {way} it arrays on a GPU"
+    elif not direct:
+        told += "; arrays on a GPU go through pinned memory of the host"
+    return Fact("MPI and GPUs", told)
+
+
 def _cuda() -> Fact:
-    module = _module("_cuda")
-    if module is None:
+    if _module("_cuda") is None:
         return Fact(
             "CUDA kernels",
             "not built",
             False,
             f"with nvcc on PATH or CUDA_HOME set: {REINSTALL}",
         )
-    return Fact("CUDA kernels", f"native, {module.device_count()} device(s)")
+    return Fact("CUDA kernels", "native")
+
+
+def _devices() -> Fact:
+    """List the GPUs, or say in a line why there is none."""
+    try:
+        found = device.devices()
+    except RuntimeError as error:  # a driver that is there and does not work
+        return Fact("GPU devices", str(error).splitlines()[0], False)
+    if not found:
+        return Fact("GPU devices", f"0; {device.why_none()}", False)
+    lines = [
+        f"{number}: {one.name}, compute capability {'.'.join(map(str, one.capability))}, "
+        f"{one.memory / 2**30:.1f} GiB"
+        for number, one in enumerate(found)
+    ]
+    return Fact("GPU devices", "\n".join([str(len(found)), *lines]))
 
 
 def _optional(name: str) -> Fact:
+    for wheel in (name, *_WHEELS.get(name, ())):
+        with suppress(PackageNotFoundError):
+            return Fact(name, version(wheel))
     extra, purpose = OPTIONAL[name]
-    try:
-        return Fact(name, version(name))
-    except PackageNotFoundError:
-        remedy = f"for {purpose}: pip install 'paropt-hpc[{extra}]'"
-        return Fact(name, "not installed", False, remedy)
+    remedy = f"for {purpose}: pip install 'paropt-hpc[{extra}]'"
+    return Fact(name, "not installed", False, remedy)
 
 
 def _module(name: str) -> ModuleType | None:

@@ -15,6 +15,7 @@ import numpy as np
 from paropt_hpc import CORES, __version__
 from paropt_hpc.cluster.environment import Fact
 from paropt_hpc.comm import Communicator, native
+from paropt_hpc.comm.gpu_mpi import local_device
 from paropt_hpc.comm.launcher import launched_size, srun_plugin
 from paropt_hpc.errors import ConfigError, on_every_rank
 
@@ -68,19 +69,6 @@ def inspect(comm: Communicator, folder: Path | None = None) -> list[Fact]:
     if folder is not None:
         facts.append(_shared_folder(comm, folder))
     return facts
-
-
-def local_device(comm: Communicator, count: int) -> int:
-    """Return the device of this rank among the `count` that it sees; local.
-
-    By the rank's place among the ranks that share its memory: under an ``mpiexec`` inside a Slurm
-    job, ``SLURM_LOCALID`` is 0 for each of them. Only where the library sees no neighbours, as Open
-    MPI under some of Slurm's PMIx plugins, it is all there is to go by.
-    """
-    place = comm.node_rank
-    if comm.node_size == 1 and os.environ.get("SLURM_LOCALID", "").isdecimal():
-        place = int(os.environ["SLURM_LOCALID"])
-    return place % count
 
 
 def visible_devices(environ: Mapping[str, str]) -> list[str]:

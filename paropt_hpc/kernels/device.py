@@ -17,19 +17,26 @@ from numpy.typing import NDArray
 from paropt_hpc.errors import ConfigError
 
 __all__ = [
+    "Device",
     "DeviceArray",
+    "Stream",
     "View",
     "as_device",
     "as_host",
+    "bring",
     "clear",
     "count",
     "cuda_module",
+    "cupy",
+    "devices",
     "empty",
     "is_device",
     "pinned",
     "required",
     "stream_of",
+    "use",
     "view",
+    "why_none",
     "workspace",
 ]
 
@@ -52,17 +59,71 @@ def count() -> int:
     return 0 if module is None else int(module.device_count())
 
 
-def required() -> ModuleType:
-    """Return the module of CUDA kernels, or raise ConfigError if there is none or no GPU."""
+class Device(NamedTuple):
+    """A GPU that this process can use."""
+
+    name: str
+    #: compute capability: major and minor number
+    capability: tuple[int, int]
+    #: bytes of its memory
+    memory: int
+    #: which no other GPU has
+    uuid: str
+
+
+def devices() -> list[Device]:
+    """Return the GPUs that this process can use, in the order of their numbers."""
+    found = []
+    for number in range(count()):
+        name, major, minor, memory, uuid = required().device_info(number)
+        found.append(Device(name, (major, minor), memory, uuid))
+    return found
+
+
+def why_none() -> str:
+    """Say in a line why no GPU can be used, and what helps; empty where one can."""
     module = cuda_module()
     if module is None:
-        raise ConfigError(
+        return (
             "the CUDA kernels were not built; put nvcc on PATH or set CUDA_HOME, "
             "and reinstall paropt-hpc"
         )
-    if module.device_count() == 0:
-        raise ConfigError("no GPU can be used here: the CUDA runtime counts 0 devices")
+    if module.device_count() > 0:
+        return ""
+    reason = module.why_no_device()
+    return f"no GPU can be used here: the CUDA runtime counts 0 devices ({reason or 'none'})"
+
+
+def required() -> ModuleType:
+    """Return the module of CUDA kernels, or raise ConfigError if there is none or no GPU."""
+    module = cuda_module()
+    if module is None or module.device_count() == 0:
+        raise ConfigError(why_none())
     return module
+
+
+def cupy() -> Any:
+    """Import CuPy: the library of arrays for what is more than a kernel.
+
+    Raises
+    ------
+    ConfigError
+        There is no GPU, or CuPy cannot be imported.
+    """
+    required()
+    try:
+        return import_module("cupy")
+    except ImportError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"CuPy cannot be imported ({reason}); pip install 'paropt-hpc[cuda]'"
+        ) from None
+
+
+def use(number: int) -> None:
+    """Make a GPU the current one of this thread, here and for CuPy."""
+    required().set_device(number)
+    cupy().cuda.Device(number).use()
 
 
 class View(NamedTuple):
@@ -202,6 +263,14 @@ def as_host(array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
     return out
 
 
+def bring(array: NDArray[Any], like: Any) -> Any:
+    """Return a copy of a vector of the host, on the GPU and of the library of `like`."""
+    copy = empty(array.size, array.dtype, like)
+    v = view(copy)
+    required().copy_to_device(v.pointer, np.ascontiguousarray(array).view(np.uint8), v.stream)
+    return copy
+
+
 def clear(array: Any) -> None:
     """Set all entries of a contiguous array on a GPU to 0."""
     v = view(array)
@@ -220,7 +289,7 @@ def empty(size: int, dtype: Any, like: Any) -> Any:
     library = type(like).__module__.partition(".")[0]
     dtype = np.dtype(dtype)
     if library == "cupy":
-        return import_module("cupy").empty(size, dtype)
+        return cupy().empty(size, dtype)
     if library == "torch":
         torch = import_module("torch")
         return torch.empty(size, dtype=getattr(torch, dtype.name), device=like.device)
@@ -228,6 +297,27 @@ def empty(size: int, dtype: Any, like: Any) -> Any:
         return import_module("numba.cuda").device_array(size, dtype)
     pointer = view(like).pointer
     return DeviceArray(size, dtype, required().device_of(pointer) if pointer else None)
+
+
+class Stream:
+    """A stream of a GPU that waits for no other one; copies on it go on beside kernels."""
+
+    def __init__(self, number: int) -> None:
+        self._module = required()
+        self._handle: int = self._module.create_stream(number)
+
+    def copy(self, to: int, address: int, nbytes: int) -> None:
+        """Begin a copy from or to pinned memory, behind what was begun before."""
+        self._module.begin_copy(to, address, nbytes, self._handle)
+
+    def wait(self) -> None:
+        """Wait for all that was begun."""
+        self._module.synchronize(self._handle)
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None:
+            self._module.destroy_stream(handle)
 
 
 def stream_of(*views: View) -> int:

@@ -121,9 +121,11 @@ def test_new_arrays_are_of_the_library_of_the_others(gpu, monkeypatch):
 
 
 def test_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(device, "cuda_module", lambda: SimpleNamespace(device_count=lambda: 0))
+    module = SimpleNamespace(device_count=lambda: 0, why_no_device=lambda: "no driver")
+    monkeypatch.setattr(device, "cuda_module", lambda: module)
     assert device.count() == 0
-    with pytest.raises(ConfigError, match=r"^no GPU can be used here: .* counts 0 devices$"):
+    assert device.devices() == []
+    with pytest.raises(ConfigError, match=r"^no GPU can .* counts 0 devices \(no driver\)$"):
         topk.select(Array(), 1)
 
 
@@ -146,6 +148,24 @@ def test_the_benchmark_says_that_it_needs_a_gpu():
         check=False,
     )
     assert done.returncode == 1
-    assert done.stdout + done.stderr == (
-        "bench_cuda.py needs a GPU, and the CUDA runtime counts 0 devices here\n"
-    )
+    assert done.stdout + done.stderr == (f"bench_cuda.py needs a GPU: {device.why_none()}\n")
+
+
+def test_devices_are_listed(gpu):
+    for one in device.devices():
+        assert one.name
+        assert (len(one.uuid), len(one.capability)) == (32, 2)
+    assert len(device.devices()) == device.count()
+    assert device.why_none() == ""
+
+
+def test_copies_on_a_stream_of_their_own(gpu):
+    here, there = device.pinned(100, np.float32), DeviceArray(100, np.float32)
+    stream = device.Stream(gpu.current_device())
+    here[:] = np.arange(100)
+    stream.copy(view(there).pointer, here.ctypes.data, here.nbytes)
+    stream.wait()
+    here[:] = 0
+    stream.copy(here.ctypes.data, view(there).pointer, here.nbytes)
+    stream.wait()
+    np.testing.assert_array_equal(here, np.arange(100))

@@ -521,6 +521,9 @@ struct cudaLaunchConfig_t {
 };
 struct cudaDeviceProp {
   char name[256];
+  struct {
+    char bytes[16];
+  } uuid;
   std::size_t totalGlobalMem;
   int major, minor;
 };
@@ -564,6 +567,12 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   std::strcpy(properties->name, "emulated");
   return cudaSuccess;
 }
+constexpr unsigned cudaStreamNonBlocking = 1;
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
   if (bytes > 0) std::memset(to, value, bytes);

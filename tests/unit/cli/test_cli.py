@@ -157,6 +157,8 @@ def test_info_says_what_is_there():
     assert done.returncode == 0, done.stderr
     assert "2 on 1 node(s)" in done.stdout
     assert "MPI library" in done.stdout
+    assert "CUDA-aware" in done.stdout
+    assert "GPU devices" in done.stdout
 
 
 def test_a_signal_leaves_a_checkpoint_and_its_own_status(folder):
