@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paropt_hpc.comm.buffers import as_numbers
+from paropt_hpc.comm.buffers import as_numbers, numbers_on_gpu
 from paropt_hpc.comm.choice import Choice
+from paropt_hpc.comm.gpu_allreduce import STAGE_BYTES, Gpu
 from paropt_hpc.comm.lanes import Progress
 from paropt_hpc.comm.request import Request
 from paropt_hpc.comm.ring_allreduce import check_op, ring_volume, run_twin
 from paropt_hpc.comm.transport import Transport
+from paropt_hpc.kernels import device
+from paropt_hpc.kernels.checks import FLOATS
 
 __all__ = ["AllReduce"]
 
@@ -35,6 +38,9 @@ class AllReduce:
         self, buffer: NDArray[Any], op: str, algorithm: str, out: NDArray[Any] | None = None
     ) -> None:
         """Reduce a buffer, in place or into `out`."""
+        if device.is_device(buffer):
+            self._run_on_gpu(buffer, op, algorithm, out)
+            return
         transport = self._transport
         start = transport.begin()
         flat, result = _reducible(buffer, out, op)
@@ -47,6 +53,9 @@ class AllReduce:
         self, buffer: NDArray[Any], op: str, algorithm: str, out: NDArray[Any] | None = None
     ) -> Request:
         """Begin to reduce a buffer; see :meth:`Communicator.start`."""
+        if device.is_device(buffer):
+            self._run_on_gpu(buffer, op, algorithm, out)
+            return Request(None, lambda waited: None)
         transport = self._transport
         start = transport.begin()
         flat, result = _reducible(buffer, out, op)
@@ -95,6 +104,45 @@ class AllReduce:
         options = transport.options
         return run_twin(transport.mpi, result, op, options.segment_bytes, options.max_count)
 
+    def _run_on_gpu(self, buffer: Any, op: str, algorithm: str, out: Any) -> None:
+        """Reduce an array on a GPU; see :mod:`paropt_hpc.comm.gpu_allreduce`."""
+        transport = self._transport
+        start = transport.begin()
+        source, target = _reducible_on_gpu(buffer, out, op)
+        nbytes = min(STAGE_BYTES, source.size * source.dtype.itemsize)
+        chosen = algorithm
+        if algorithm != "nccl":
+            chosen = self._choice.choose(algorithm, nbytes)
+        transport.agree("allreduce", f"{op} of {source.size} {source.dtype} on a GPU, {algorithm}")
+        gpu, sent = transport.keep(Gpu), 0
+        reduce = self._way(gpu, source.dtype, op, algorithm)
+        if reduce is None:
+
+            def reduce_segment(segment: NDArray[Any]) -> None:
+                nonlocal sent
+                sent += self._reduce(chosen, segment, segment, op)
+
+            gpu.staging.run(source, target, reduce_segment)
+        else:
+            if target.pointer != source.pointer:
+                device.copy(source, target)
+            chosen, sent = reduce(transport, buffer if out is None else out, op)
+        transport.finish("allreduce", start, *self._volume(source, chosen, sent))
+
+    def _way(self, gpu: Gpu, dtype: np.dtype[Any], op: str, algorithm: str) -> Any:
+        """Return what reduces where the array lies; None if it has to pass the host."""
+        if self._transport.size == 1:
+            return lambda transport, array, op: (algorithm, 0)
+        if algorithm == "nccl":
+            return gpu.nccl
+        # Ours gives the same bits on all ranks, but there are kernels for sums of these only.
+        ours = algorithm in ("auto", "ring") and op in ("sum", "mean") and dtype in FLOATS
+        if ours and gpu.direct(self._transport):
+            return gpu.ring
+        if algorithm == "mpi" and dtype.itemsize >= 4 and gpu.direct(self._transport):
+            return gpu.library
+        return None
+
     def _library(self, flat: NDArray[Any], op: str) -> None:
         """Let the MPI library reduce, in place."""
         from mpi4py import MPI
@@ -115,10 +163,12 @@ class AllReduce:
             if wide is not flat:
                 flat[:] = wide
 
-    def _volume(self, flat: NDArray[Any], algorithm: str, sent: int) -> tuple[int, int]:
+    def _volume(
+        self, flat: NDArray[Any] | device.View, algorithm: str, sent: int
+    ) -> tuple[int, int]:
         """Return the bytes sent and received, by the rule of :mod:`paropt_hpc.comm.traffic`."""
         transport = self._transport
-        volume = ring_volume(flat.size, flat.itemsize, transport.rank, transport.size)
+        volume = ring_volume(flat.size, flat.dtype.itemsize, transport.rank, transport.size)
         if transport.size > 1 and algorithm in _COUNTED:
             return sent, sent
         if transport.size > 1 and algorithm == "ring":
@@ -139,6 +189,24 @@ class AllReduce:
             assert transport.module is not None
             self._progress = Progress(transport.module, transport.mpi.Dup(), transport.options)
         return self._progress
+
+
+def _reducible_on_gpu(buffer: Any, out: Any, op: str) -> tuple[device.View, device.View]:
+    """Do as `_reducible` for arrays on a GPU."""
+    source = numbers_on_gpu(buffer, writable=out is None)
+    check_op(op, source.dtype)
+    if out is None:
+        return source, source
+    target = numbers_on_gpu(out, "out")
+    if (target.dtype, target.shape) != (source.dtype, source.shape):
+        raise ValueError(
+            f"out must be as buffer, {source.shape} {source.dtype}, "
+            f"got {target.shape} {target.dtype}"
+        )
+    distance = abs(target.pointer - source.pointer)
+    if 0 < distance < source.size * source.dtype.itemsize:
+        raise ValueError("out must be the same memory as buffer or none of it; they overlap")
+    return source, target
 
 
 def _reducible(

@@ -10,7 +10,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DTYPES", "as_bytes", "as_floats", "as_numbers", "grown"]
+from paropt_hpc.kernels import device
+
+__all__ = ["DTYPES", "as_bytes", "as_floats", "as_numbers", "grown", "numbers_on_gpu"]
 
 DTYPES = tuple(
     np.dtype(dtype)
@@ -54,6 +56,19 @@ def as_numbers(buffer: object, name: str = "buffer", *, writable: bool = True) -
     return _as_vector(buffer, name, DTYPES, writable)
 
 
+def numbers_on_gpu(array: object, name: str = "buffer", *, writable: bool = True) -> device.View:
+    """Return what an array on a GPU, to be reduced, says of itself; raise as `as_numbers`."""
+    if not device.is_device(array):
+        raise TypeError(f"{name} must be on the GPU as buffer is, got {type(array).__name__}")
+    view = device.view(array)
+    _check_dtype(view.dtype, name, DTYPES)
+    if not view.contiguous:
+        raise ValueError(f"{name} must be contiguous, got strides; pass a copy, and keep it")
+    if writable and not view.writable:
+        raise ValueError(f"{name} must be writable, got a read-only array; pass a copy")
+    return view
+
+
 def as_bytes(buffer: object, name: str = "buffer", *, writable: bool = True) -> NDArray[np.uint8]:
     """View a contiguous array of plain numbers as bytes; `name` is for the error texts."""
     array = _as_array(buffer, name)
@@ -75,13 +90,17 @@ def _as_vector(
     buffer: object, name: str, dtypes: tuple[np.dtype[Any], ...], writable: bool
 ) -> NDArray[Any]:
     array = _as_array(buffer, name)
-    # Compared as dtypes, so that big-endian numbers are refused too.
-    if array.dtype not in dtypes:
-        known = ", ".join(map(str, dtypes[:-1])) + f" or {dtypes[-1]}"
-        raise TypeError(f"{name} must be {known}, got {array.dtype}; convert it with astype")
+    _check_dtype(array.dtype, name, dtypes)
     if writable:
         _check_writable(array, name)
     return array.reshape(-1)
+
+
+def _check_dtype(dtype: np.dtype[Any], name: str, dtypes: tuple[np.dtype[Any], ...]) -> None:
+    # Compared as dtypes, so that big-endian numbers are refused too.
+    if dtype not in dtypes:
+        known = ", ".join(map(str, dtypes[:-1])) + f" or {dtypes[-1]}"
+        raise TypeError(f"{name} must be {known}, got {dtype}; convert it with astype")
 
 
 def _as_array(buffer: object, name: str) -> NDArray[Any]:

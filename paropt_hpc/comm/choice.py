@@ -44,6 +44,10 @@ class Choice:
         ConfigError
             It cannot be used here.
         """
+        if algorithm == "nccl":
+            raise ConfigError(
+                "algorithm 'nccl' is for arrays on a GPU, got one of the host; use 'auto'"
+            )
         if algorithm not in ("auto", *ALGORITHMS):
             raise ValueError(
                 f"algorithm must be one of auto, {', '.join(ALGORITHMS)}, got {algorithm!r}"

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from paropt_hpc.comm import agreement, native
 from paropt_hpc.comm.allreduce import AllReduce
-from paropt_hpc.comm.buffers import DTYPES, as_bytes
+from paropt_hpc.comm.buffers import DTYPES, as_bytes, numbers_on_gpu
 from paropt_hpc.comm.choice import Choice, agreed_table
+from paropt_hpc.comm.gpu_allreduce import Gpu
 from paropt_hpc.comm.lanes import LaneOptions
 from paropt_hpc.comm.request import Request
 from paropt_hpc.comm.ring_allreduce import (
@@ -35,6 +36,7 @@ from paropt_hpc.comm.traffic import Traffic
 from paropt_hpc.comm.transport import Transport
 from paropt_hpc.comm.tuning import Shape
 from paropt_hpc.errors import CollectiveTimeout, ConfigError, on_every_rank
+from paropt_hpc.kernels import device
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -158,7 +160,9 @@ class Communicator:
         ----------
         buffer : ndarray, any shape, contiguous, aligned, writable unless `out` is given
             float32, float64, float16, bfloat16, int32 or int64; the same size and dtype on all
-            ranks. Overwritten with the result unless `out` is given.
+            ranks. Overwritten with the result unless `out` is given. Or an array on a GPU, then on
+            all ranks: it goes by an MPI that takes such arrays, else in segments through pinned
+            memory of the host; see :mod:`paropt_hpc.comm.gpu_mpi`.
         op : {"mean", "sum", "min", "max"}
             A mean needs floats. A NaN on any rank gives NaN in every one of them.
         algorithm : str
@@ -170,6 +174,8 @@ class Communicator:
             ``"hierarchical"``: through memory inside each node, messages between their leaders.
             ``"mpi"``: the MPI library's own choice, which promises neither the same bits on all
             ranks nor what min and max make of a NaN.
+            ``"nccl"``: NCCL through CuPy, for arrays on GPUs of which every rank has its own; it
+            promises no more than ``"mpi"``, and knows no deadline.
         out : ndarray, optional
             As `buffer`, of its size and dtype, writable; the same memory or none of it.
 
@@ -212,7 +218,7 @@ class Communicator:
         written. The thread needs a core from time to time, and ``MPI_THREAD_MULTIPLE`` unless
         all ranks are on one node; below that level (and for ``"mpi"``, and without the native
         module) the reduction is over when this method returns. The first call is collective and
-        waits for all ranks.
+        waits for all ranks. An array on a GPU is reduced when it returns.
 
         Parameters
         ----------
@@ -262,9 +268,10 @@ class Communicator:
     def memory_bytes(self) -> int:
         """Bytes of segments that the collectives of this rank have taken so far.
 
-        Shared and private ones, without the arrays of :meth:`empty`. Local.
+        Shared, private and pinned ones, without the arrays of :meth:`empty`. Local.
         """
-        return self._transport.memory_bytes + self._dense.memory_bytes
+        pinned = self._transport.keep(Gpu).staging.memory_bytes
+        return self._transport.memory_bytes + self._dense.memory_bytes + pinned
 
     def allgather_bytes(self, payload: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Give every rank the messages of all ranks, which may differ in length.
@@ -350,12 +357,19 @@ class Communicator:
         """
         transport = self._transport
         start = transport.begin()
-        flat = as_bytes(buffer)
+        view = numbers_on_gpu(buffer) if device.is_device(buffer) else None
+        flat = as_bytes(buffer) if view is None else device.vector(buffer).view(np.uint8)
         if not 0 <= root < self.size:
             raise ValueError(f"root must be in [0, {self.size}), got {root}")
         transport.agree("broadcast", f"{flat.size} bytes from {root}")
-        if self.size > 1:
-            transport.broadcast(flat, root, "broadcast")
+        if self.size > 1 and view is not None:
+            transport.keep(Gpu).staging.run(
+                view if self.rank == root else None,
+                None if self.rank == root else view,
+                lambda segment: transport.broadcast(segment.view(np.uint8), root, "broadcast"),
+            )
+        elif self.size > 1:
+            transport.broadcast(cast("NDArray[np.uint8]", flat), root, "broadcast")
         sent, received = (flat.size * (self.size - 1), 0) if self.rank == root else (0, flat.size)
         transport.finish("broadcast", start, sent, received)
 

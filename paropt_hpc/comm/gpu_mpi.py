@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from paropt_hpc.comm import native
@@ -77,11 +78,11 @@ def local_device(comm: Communicator, count: int) -> int:
 def _loaded_library() -> str | None:
     """Return the file of the MPI library in this process; None where that cannot be seen."""
     try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            files = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/libmpi" in line}
-    except (OSError, IndexError):
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return None
-    exact = sorted(file for file in files if os.path.basename(file).startswith("libmpi.so"))
+    files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libmpi" in line}
+    exact = sorted(file for file in files if Path(file).name.startswith("libmpi.so"))
     return exact[0] if exact else None
 
 

@@ -25,16 +25,19 @@ __all__ = [
     "as_host",
     "bring",
     "clear",
+    "copy",
     "count",
     "cuda_module",
     "cupy",
     "devices",
+    "divide",
     "empty",
     "is_device",
     "pinned",
     "required",
     "stream_of",
     "use",
+    "vector",
     "view",
     "why_none",
     "workspace",
@@ -193,7 +196,7 @@ class DeviceArray:
     def __init__(self, size: int, dtype: Any, device: int | None = None) -> None:
         self.dtype = np.dtype(dtype)
         self.size = size
-        self._owner = _Memory(size * self.dtype.itemsize, device)
+        self._owner: Any = _Memory(size * self.dtype.itemsize, device)
         self._pointer = self._owner.pointer
 
     @property
@@ -233,6 +236,22 @@ class DeviceArray:
         return array
 
 
+def vector(array: Any) -> DeviceArray:
+    """Return a contiguous array on a GPU as a plain vector on the same memory."""
+    v = view(array)
+    shared = DeviceArray.__new__(DeviceArray)
+    shared.dtype, shared.size, shared._owner, shared._pointer = v.dtype, v.size, array, v.pointer
+    return shared
+
+
+def divide(array: Any, number: float) -> None:
+    """Divide an array on a GPU in place, by the operator of its library or of CuPy."""
+    if not hasattr(type(array), "__itruediv__"):
+        array = cupy().asarray(array)
+    array /= number
+    required().synchronize(view(array).stream)
+
+
 class _Memory:
     """Memory that is freed with its last user."""
 
@@ -269,6 +288,13 @@ def bring(array: NDArray[Any], like: Any) -> Any:
     v = view(copy)
     required().copy_to_device(v.pointer, np.ascontiguousarray(array).view(np.uint8), v.stream)
     return copy
+
+
+def copy(source: View, target: View) -> None:
+    """Copy a contiguous array to another one on the same GPU, and wait for it."""
+    nbytes = source.size * source.dtype.itemsize
+    required().copy(target.pointer, source.pointer, nbytes, source.stream)
+    required().synchronize(source.stream)
 
 
 def clear(array: Any) -> None:
