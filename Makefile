@@ -121,7 +121,7 @@ bench: build $(VENV)/.bench-peers  ## time kernels and collectives beside their 
 	done
 	@$(BIN)/python benchmarks/bench_step.py --rounds 3 --steps 300 --mpiexec $(MPIEXEC) \
 	  --torch $(VENV) --json benchmarks/results/step.json
-	@$(BIN)/python benchmarks/bench_readers.py --bytes 1e8 --json benchmarks/results/readers.json
+	@$(BIN)/python benchmarks/bench_readers.py --repeats 1 --json benchmarks/results/readers.json
 	@$(BIN)/python benchmarks/report.py
 
 convergence: export PYTHONPATH = $(CURDIR)/benchmarks

@@ -27,6 +27,8 @@ means that we are faster than the best peer of the case.
 
 def time_text(seconds: float) -> str:
     """Return a time with three digits."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 

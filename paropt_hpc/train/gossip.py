@@ -193,10 +193,17 @@ class PushSum(Mixing):
         self._biased = np.append(params, params.dtype.type(1))
 
     def step(self, params: Array, gradient: Array, samples: tuple[int, int] | None = None) -> None:
-        """Update the biased parameters, push them, and set `params` free of bias; collective."""
-        self._adapt(self._biased[:-1], gradient, samples)
+        """Update the biased parameters, push them, and set `params` free of bias; collective.
+
+        The optimizer is shown `params`, at which the gradient was taken too: weight decay and the
+        norms of layers are theirs. By how much it moves them, the biased ones are moved.
+        """
+        biased = self._biased[:-1]
+        biased -= params
+        self._adapt(params, gradient, samples)
+        biased += params
         self._mix(self._biased)
-        np.divide(self._biased[:-1], self._biased[-1], out=params)
+        np.divide(biased, self._biased[-1], out=params)
         self._step += 1
 
     def consensus(self, params: Array) -> Array:

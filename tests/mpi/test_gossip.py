@@ -105,7 +105,8 @@ def directed(size):
     return topology.from_edges(size, [*edges, *([(0, 2)] if size > 2 else [])], directed=True)
 
 
-def test_push_sum_follows_its_formula(comm):
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_push_sum_follows_its_formula(comm, decay):
     for graph in [directed(comm.size), *graphs(comm.size)]:
         mixing = matrices(PushTopology(graph))
         for matrix in mixing:
@@ -114,11 +115,12 @@ def test_push_sum_follows_its_formula(comm):
 
         def one_step(x, step, mixing=mixing):
             nonlocal biased, weight
-            biased = mixing[step] @ (biased - LR * gradients_at(x, step))
+            # The parameters that decay are those that the gradients are taken at.
+            biased = mixing[step] @ (biased - LR * (gradients_at(x, step) + decay * x))
             weight = mixing[step] @ weight
             return biased / weight
 
-        params = run(PushSum(comm, SGD(LR), graph), comm)
+        params = run(PushSum(comm, SGD(LR, weight_decay=decay), graph), comm)
         assert close(params, simulated(comm.size, one_step)[comm.rank]), graph
 
 
