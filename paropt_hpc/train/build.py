@@ -226,6 +226,7 @@ def _compressor(
             max(settings.density, least),
             momentum=momentum,
             warmup_steps=round(warmup),
+            overshoot=settings.overshoot,
             values=values,
             seed=own,
         )

@@ -161,6 +161,7 @@ class CompressConfig(Section):
     threshold: NotNegative | None = None  # threshold: smallest magnitude that is sent
     values: Literal["full", "float16", "bfloat16", "int8", "qsgd4", "sign"] = "full"
     warmup_epochs: NotNegative = 0.0  # topk: until the density has fallen to its value
+    overshoot: Annotated[float, Field(ge=1, lt=2)] = 1.0  # topk: send so many times what is picked
     momentum_correction: bool = False  # collect train.momentum before compression (sgd)
     clip_norm: PositiveFloat | None = None  # of one rank's gradient: this times the root of ranks
 
@@ -181,6 +182,8 @@ class CompressConfig(Section):
             raise ValueError("compress.method = 'quantize' needs compress.values, such as 'int8'")
         if method != "topk" and self.warmup_epochs:
             raise ValueError(f"compress.warmup_epochs is for method 'topk', got {method!r}")
+        if method != "topk" and self.overshoot != 1:
+            raise ValueError(f"compress.overshoot is for method 'topk', got {method!r}")
         if self.momentum_correction and method in ("none", "quantize"):
             raise ValueError(
                 "compress.momentum_correction is for methods that leave entries out: 'topk', "

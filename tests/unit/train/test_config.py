@@ -59,6 +59,7 @@ def test_what_is_written_reads_back_the_same(config_file, tmp_path, assignments)
         ("compress.momentum_correction=true", "is for methods that leave entries out"),
         ("compress.clip_norm=1", "train.clip_norm is for dense gradients"),
         ("compress.warmup_epochs=1", "compress.warmup_epochs is for method 'topk', got 'none'"),
+        ("compress.overshoot=1.5", "compress.overshoot is for method 'topk', got 'none'"),
         ("model.hidden=[8, 0]", "model.hidden.1 should be greater than or equal to 1"),
         ("data.format=npz", "data.train must name a file"),
         ("train.lr", "--set takes SECTION.KEY=VALUE"),
