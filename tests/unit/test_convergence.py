@@ -30,7 +30,7 @@ def test_the_target_is_interpolated(bench):
 
 def row(way, accuracy, **values):
     base = {"task": "t", "ranks": 4, "way": way, "accuracy": accuracy, "samples_per_s": 100.0}
-    return base | {"epochs_to_target": 5.0} | values
+    return base | {"epochs_to_target": 5.0, "started": "now"} | values
 
 
 def test_verdicts(bench):
@@ -49,6 +49,14 @@ def test_verdicts(bench):
         ("bounded server, one slow rank: within 0.5 points of all-reduce", "+0.10 points"): True,
         ("bounded server, one slow rank: higher throughput than all-reduce", "1.50 times"): True,
     }
+
+
+def test_throughputs_of_other_times_are_not_compared(bench):
+    server = row("parameter server, one slow rank", 0.95, samples_per_s=150.0)
+    for started in ("then", None):
+        base = row("all-reduce, one slow rank", 0.95, started=started)
+        (verdict,) = bench.verdicts([base, server | ({} if started else {"started": None})])
+        assert "within 0.5 points" in verdict.promise
 
 
 def test_a_target_that_is_never_reached_does_not_hold(bench):
