@@ -56,24 +56,28 @@ std::string Lane::explain(const std::string& reason) const {
   return text + "; raise PAROPT_TIMEOUT if they are only slow";
 }
 
-void* Lane::workspace(std::size_t bytes) {
+void* Lane::workspace(std::size_t bytes, Work work) {
+  if (work == Work::scratch && group_ && bytes <= group_->scratch_bytes()) {
+    return group_->scratch(group_->rank());
+  }
   if (workspace_.size() < bytes) workspace_.resize(bytes);
   return workspace_.data();
 }
 
 template <class T>
-std::size_t Lane::run_messages(Algorithm algorithm, MPI_Comm comm, T* data, std::size_t n, Op op) {
+std::size_t Lane::run_messages(Algorithm algorithm, MPI_Comm comm, T* data, std::size_t n, Op op,
+                               Work work) {
   // Those of 16-bit floats have half the bytes: the workspace holds one in float32 as well.
   const std::size_t item_bytes = std::max(sizeof(T), sizeof(float));
   const std::size_t segment = ring_segment(item_bytes, options_.segment_bytes, options_.max_count);
   if (algorithm == Algorithm::ring) {
-    void* const scratch = workspace(ring_workspace<T>(comm, n, segment));
+    void* const scratch = workspace(ring_workspace<T>(comm, n, segment), work);
     return ring_allreduce(comm, data, n, op, segment, scratch, &own_);
   }
   if constexpr (sizeof(T) == 2) {
     throw std::logic_error("16-bit floats are widened for this algorithm");
   } else {
-    T* const scratch = static_cast<T*>(workspace(std::min(n, segment) * sizeof(T)));
+    T* const scratch = static_cast<T*>(workspace(std::min(n, segment) * sizeof(T), work));
     return recursive_doubling(comm, data, n, op, segment, scratch, &own_);
   }
 }
@@ -85,7 +89,7 @@ std::size_t Lane::run_hierarchical(const T* in, T* out, std::size_t n, Op op) {
   const auto between = [&](T* part, std::size_t count) {
     const bool few = count * sizeof(T) <= kShort;
     const Algorithm algorithm = few ? Algorithm::recursive_doubling : Algorithm::ring;
-    sent += run_messages(algorithm, across_, part, count, between_op);
+    sent += run_messages(algorithm, across_, part, count, between_op, Work::own);
     if (op == Op::mean) divide(part, count, size_);
   };
   shared().run_between<T>(in, out, n, between_op, options_.leaders, between);
@@ -96,7 +100,7 @@ template <class T>
 std::size_t Lane::run(Algorithm algorithm, const T* in, T* out, std::size_t n, Op op) {
   if (algorithm == Algorithm::hierarchical) return run_hierarchical(in, out, n, op);
   if (in != out) std::copy(in, in + n, out);
-  return run_messages(algorithm, comm_, out, n, op);
+  return run_messages(algorithm, comm_, out, n, op, Work::scratch);
 }
 
 template <class T>
@@ -142,7 +146,7 @@ std::size_t Lane::allreduce(Algorithm algorithm, const void* in, void* out, std:
       if constexpr (sizeof(T) == 2) {
         if (algorithm != Algorithm::ring) return run_wide(algorithm, from, to, n, op);
         if (from != to) std::copy(from, from + n, to);
-        return run_messages(algorithm, comm_, to, n, op);
+        return run_messages(algorithm, comm_, to, n, op, Work::scratch);
       } else {
         return run(algorithm, from, to, n, op);
       }

@@ -67,22 +67,26 @@ class Lane {
   std::size_t short_bytes = 0;
 
  private:
-  // Elements widened at a time. With it and a workspace of two segments the two lanes of a
-  // communicator together take less than 8 MB, where each rank has a core.
-  static constexpr std::size_t kPiece = 96 * 1024;
+  // Elements widened at a time. With it, a workspace of two segments and the group's memory the two
+  // lanes of a communicator together take less than 8 MB.
+  static constexpr std::size_t kPiece = 80 * 1024;
   static constexpr std::size_t kShort = 16 * 1024;  // bytes, for recursive doubling across nodes
 
   template <class T>
   std::size_t run(Algorithm algorithm, const T* in, T* out, std::size_t n, Op op);
   template <class T>
   std::size_t run_wide(Algorithm algorithm, const T* in, T* out, std::size_t n, Op op);
+  // Messages need a workspace: own memory, or else, while the group reduces nothing, its scratch
+  // memory where that is long enough.
+  enum class Work { own, scratch };
   template <class T>
-  std::size_t run_messages(Algorithm algorithm, MPI_Comm comm, T* data, std::size_t n, Op op);
+  std::size_t run_messages(Algorithm algorithm, MPI_Comm comm, T* data, std::size_t n, Op op,
+                           Work work);
   template <class T>
   std::size_t run_hierarchical(const T* in, T* out, std::size_t n, Op op);
   template <class F>
   decltype(auto) explained(const char* what, F run);
-  void* workspace(std::size_t bytes);
+  void* workspace(std::size_t bytes, Work work);
 
   MPI_Comm comm_;
   MPI_Comm across_;

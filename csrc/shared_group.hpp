@@ -53,9 +53,9 @@ class SharedGroup {
   // Bytes that a record can carry.
   static constexpr std::size_t kCarried = 256 * 1024;
   // Of scratch(). Where ranks share cores, each round of a reduction waits until all of them have
-  // had their turn.
+  // had their turn, so that few long rounds are better there.
   static constexpr std::size_t kScratch = 1024 * 1024;
-  static constexpr std::size_t kScratchSharedCores = 3 * kScratch;
+  static constexpr std::size_t kScratchSharedCores = 5 * kScratch / 2;
 
   // Collective over `node`, whose ranks share memory. `ranks` are the numbers by which error texts
   // call them, `operations` the names that enter() refers to. What the reductions need is taken
