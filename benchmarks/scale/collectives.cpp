@@ -107,7 +107,8 @@ void exchange_parts(MPI_Comm comm, const Buffers& b, int bytes) {
     MPI_Isend(b.data, bytes, MPI_BYTE, (rank + shift) % size, kTag, comm, &request);
     requests.push_back(request);
   }
-  // One after the other, as the package does; waiting for all at once takes SimGrid P times as long.
+  // One after the other, as the package does: to wait for all at once takes SimGrid P times as
+  // long.
   for (MPI_Request& request : requests) MPI_Wait(&request, MPI_STATUS_IGNORE);
 }
 

@@ -1,5 +1,6 @@
 """Every algorithm, type and size against a result that every rank computes alone."""
 
+import os
 from pathlib import Path
 
 import ml_dtypes
