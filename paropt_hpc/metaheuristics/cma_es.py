@@ -9,11 +9,12 @@ The search happens in the unit cube. A sample outside is mirrored at the wall it
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
@@ -26,6 +27,7 @@ from paropt_hpc.metaheuristics.space import Space
 __all__ = ["CMAES", "RESTARTS", "BipopCMAES", "IpopCMAES", "SeparableCMAES"]
 
 RESTARTS = ("none", "ipop", "bipop")
+_BLOCK = 4096  # rows
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,9 @@ class CMAES(Algorithm):
     def _loaded(self) -> None:
         self._rates = _Rates.of(self.space.dimension, self._samples, self._separable)
         self._factor: Rows | None = None
+        # The samples as standard normal vectors; as steps only where these are dear to make.
         self._z: Rows | None = None
+        self._y: Rows | None = None
 
     def _restart(self) -> None:
         """Start the next run, or be done."""
@@ -217,18 +221,20 @@ class CMAES(Algorithm):
 
     def _ask(self) -> Rows:
         n, kernel = self.space.dimension, implementation()
-        z = np.empty((self._samples, n))
+        self._z = self._y = None  # memory for those to come
+        self._z = z = np.empty((self._samples, n))
         kernel.normals(kernel.generation_key(self._streams, self.generation), z)
-        self._z = z
-        self._y = z * self._root() if self._separable else z @ self._root().T  # (39)
+        y = z * self._root() if self._separable else z @ self._root().T  # (39)
         if len(self._guests):
             count = min(len(self._guests), self._samples // 2)
-            self._y[-count:] = self._steps_of(self._guests[:count])
-            z[-count:] = self._whiten(self._y[-count:])
-        x: Rows = self._y * self._sigma
+            y[-count:] = self._steps_of(self._guests[:count])
+            z[-count:] = self._whiten(y[-count:])
+        self._y = None if self._separable else y
+        x: Rows = np.multiply(y, self._sigma, out=y if self._separable else None)
         x += self._mean  # (40), in the unit cube
         if x.min() < 0 or x.max() > 1:
-            x = np.abs(x - 2 * np.rint(x / 2))  # mirrored: the triangle wave
+            for rows in _blocks(x):
+                np.abs(rows - 2 * np.rint(rows / 2), out=rows)  # mirrored: the triangle wave
         x *= self._range
         x += self.space.lower
         np.clip(x, self.space.lower, self.space.upper, out=x)
@@ -268,21 +274,18 @@ class CMAES(Algorithm):
         asked = self.ask()
         self.constraints.adapt(f, violation)
         keys = self.constraints.key(f, violation)
-        y, z = self._y, self._z
-        assert z is not None
         if len(x) != len(asked):
             raise ValueError(f"x must have the {len(asked)} rows that ask returned")
         if x is not asked:
             changed = (x != asked).any(axis=1)
             if changed.any():
-                y[changed] = self._steps_of(x[changed])
-                z[changed] = self._whiten(y[changed])
+                self._replace(changed, self._steps_of(x[changed]))
         self._x, self._f = x if x is asked else x.copy(), f.copy()
         self._guests = self._guests[len(asked) // 2 :]
         order = np.argsort(keys, kind="stable")
         succeeded = int(np.isfinite(keys).sum())
         if succeeded:
-            self._update(y[order], z[order], succeeded)
+            self._update(order, succeeded)
         self._age += 1
         self._spent[int(self._small_run)] += len(x)
         self._recent[:, :-1] = self._recent[:, 1:]
@@ -291,20 +294,30 @@ class CMAES(Algorithm):
         if self._has_ended(keys[order]):
             self._restart()
 
-    def _update(self, y: Rows, z: Rows, succeeded: int) -> None:
-        """Learn from samples in their order, of which only so many have a value."""
-        r, n = self._rates, self.space.dimension
+    def _replace(self, changed: Rows, steps: Rows) -> None:
+        """Put the steps that were taken in place of those that had been asked for."""
+        assert self._z is not None
+        self._z[changed] = self._whiten(steps)
+        if self._y is not None:
+            self._y[changed] = steps
+
+    def _update(self, order: NDArray[np.intp], succeeded: int) -> None:
+        """Learn from the samples, the best first, of which only so many have a value."""
+        assert self._z is not None
+        r, n, z = self._rates, self.space.dimension, self._z[order]
+        y = None if self._y is None else self._y[order]
         weights = r.weights
         if succeeded < len(weights):
             weights = np.where(np.arange(len(weights)) < succeeded, weights, 0.0)
             weights[: r.mu] /= weights[: r.mu].sum()
         best = weights[: r.mu]
-        step = best @ y[: r.mu]  # (41)
+        middle = best @ z[: r.mu]
+        step = middle * self._root() if y is None else best @ y[: r.mu]  # (41)
         self._mean = self._mean + self._sigma * step  # (42)
         keep = 1 - r.path_sigma
-        self._path_sigma = keep * self._path_sigma + math.sqrt(
-            r.path_sigma * (2 - r.path_sigma) * r.mass
-        ) * (best @ z[: r.mu])  # (43)
+        self._path_sigma = (
+            keep * self._path_sigma + math.sqrt(r.path_sigma * (2 - r.path_sigma) * r.mass) * middle
+        )  # (43)
         length = float(np.linalg.norm(self._path_sigma))
         steady = math.sqrt(1 - keep ** (2 * (self._age + 1)))
         onward = length / steady < (1.4 + 2 / (n + 1)) * r.length
@@ -315,16 +328,18 @@ class CMAES(Algorithm):
         growth = r.path_sigma / r.damping * (length / r.length - 1)
         self._sigma = float(self._sigma * math.exp(min(1.0, growth)))  # (44)
 
-    def _adapt(self, y: Rows, z: Rows, weights: Rows, onward: bool) -> None:
+    def _adapt(self, y: Rows | None, z: Rows, weights: Rows, onward: bool) -> None:
         """Adapt the covariance matrix."""
         r, n = self._rates, self.space.dimension
-        bad = weights < 0
         scaled = weights.copy()
-        scaled[bad] *= n / np.maximum((z[bad] ** 2).sum(axis=1), 1e-300)  # (46)
+        # The weights that are not above 0.
+        for scales, rows in zip(_blocks(scaled[r.mu :]), _blocks(z[r.mu :]), strict=True):
+            scales *= n / np.maximum((rows**2).sum(axis=1), 1e-300)  # (46)
         missing = 0.0 if onward else r.path * (2 - r.path)
         decay = 1 + r.rank_one * missing - r.rank_one - r.rank_mu * weights.sum()
-        if self._separable:
-            many = scaled @ (y * y)
+        if y is None:
+            squares = zip(_blocks(scaled), _blocks(z), strict=True)
+            many = self._c * sum(part @ (rows * rows) for part, rows in squares)
             one = self._path * self._path
         else:
             many = (y.T * scaled) @ y
@@ -393,6 +408,11 @@ class CMAES(Algorithm):
     def _check_state(self, name: str, value: Any) -> None:
         if name in ("_mean", "_c") and value.shape != getattr(self, name).shape:
             super()._check_state(name, value)
+
+
+def _blocks(array: Rows) -> Iterator[Rows]:
+    """Return views of some rows each, so that what is made of them takes little memory."""
+    return (array[first : first + _BLOCK] for first in range(0, len(array), _BLOCK))
 
 
 @register("ipop-cmaes")
