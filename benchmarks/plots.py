@@ -50,20 +50,25 @@ def codec(result: dict[str, Any], plt: Any) -> Any:
     cases = ("encode, 1.0%", "decode, 1.0%")
     figure, axes = plt.subplots(1, 2, figsize=(10, 4))
     for axis, case in zip(axes, cases, strict=True):
-        marks = itertools.cycle("ov^<>DpX")
+        marks = {False: itertools.cycle("sP*h"), True: itertools.cycle("ov^<>DpX")}
         for row in (row for row in result["rows"] if row["case"] == case):
             speed = row["bytes"] / 4 / row["median_s"] / 1e6
-            mark, colour = (next(marks), PEER) if row["peer"] else ("s", OURS)
-            axis.plot(speed, row["bits_per_index"], mark, color=colour, label=row["candidate"])
-            if not row["peer"]:
-                axis.annotate(row["candidate"], (speed, row["bits_per_index"]), fontsize=8)
+            look = {"marker": next(marks[row["peer"]]), "color": PEER if row["peer"] else OURS}
+            axis.plot(speed, row["bits_per_index"], ls="", ms=7, label=row["candidate"], **look)
         axis.set(title=case, xlabel="million indices per second", ylabel="bits per index")
         axis.set(xscale="log", yscale="log")
-    handles, names = axes[0].get_legend_handles_labels()
-    peers = [(h, n) for h, n in zip(handles, names, strict=True) if h.get_color() == PEER]
-    beside = {"bbox_to_anchor": (1.02, 0.5), "loc": "center left"}
-    axes[1].legend(*zip(*peers, strict=True), fontsize=8, **beside)
+        label(axis.xaxis, {x: f"{x:,}" for x in (10, 100, 1000, 10_000)})
+        label(axis.yaxis, {y: f"{y}" for y in (8, 10, 16, 32, 64, 100)})
+    axes[1].legend(fontsize=8, bbox_to_anchor=(1.02, 0.5), loc="center left")
     return figure
+
+
+def label(axis: Any, names: dict[float, str]) -> None:
+    """Name these places of a logarithmic axis, and no others."""
+    low, high = axis.get_view_interval()
+    names = {place: name for place, name in names.items() if low <= place <= high}
+    axis.set_ticks([*names], [*names.values()])
+    axis.set_ticks([], minor=True)
 
 
 def topk(result: dict[str, Any], plt: Any) -> Any:
@@ -81,6 +86,8 @@ def topk(result: dict[str, Any], plt: Any) -> Any:
         style = {"color": PEER, "lw": 1} if name in peers else {"color": OURS, "lw": 2}
         axis.plot(*zip(*sorted(points), strict=True), next(marks) + "-", label=name, **style)
     axis.set(xscale="log", yscale="log", xlabel="density, %", ylabel="% of read bandwidth")
+    label(axis.xaxis, {x: f"{x:g}" for x in (0.1, 1, 10)})
+    label(axis.yaxis, {y: f"{y:g}" for y in (1, 2, 5, 10, 20, 50, 100)})
     axis.legend(fontsize=8, bbox_to_anchor=(1.02, 0.5), loc="center left")
     return figure
 
@@ -117,7 +124,16 @@ def allreduce(result: dict[str, Any], plt: Any) -> Any:
     for name, points in lines.items():
         axis.plot(*zip(*sorted(points), strict=True), "o-", label=name)
     axis.axhline(1, color=PEER, ls=":")
-    axis.set(xscale="log", xlabel="bytes", ylabel="times the best peer")
+    axis.set(xscale="log", xlabel="size of the buffer", ylabel="times the best peer")
+    label(axis.xaxis, {size: size_text(size) for points in lines.values() for size, _ in points})
     if lines:
         axis.legend(fontsize=8)
     return figure
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes as people say it."""
+    for unit, name in ((10**6, "MB"), (2**10, "KB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
