@@ -18,11 +18,15 @@ The first two are exact. The third has the volume law of Ok-Topk (S. Li and T. H
 6 (P-1)/P k, and keeps k/P of each range where Ok-Topk keeps what a global threshold passes.
 TopkA and the split are described by C. Renggli et al., "SparCML", SC 2019. Entries are added in the
 order of the ranks in all of them, so that every rank ends with the same bits.
+
+Messages travel from host to host. Of a vector on a GPU its message comes down, and what is to be
+added to the result goes up as messages, which are decoded there: never a dense vector.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,10 +38,10 @@ from paropt_hpc.comm.buffers import grown
 from paropt_hpc.comm.communicator import Communicator
 from paropt_hpc.comm.transport import Transport
 from paropt_hpc.errors import MessageError, on_every_rank
+from paropt_hpc.kernels import device, topk
 from paropt_hpc.kernels import message as messages
-from paropt_hpc.kernels import topk
-from paropt_hpc.kernels.checks import check_array
 from paropt_hpc.kernels.index_codec import index_dtype
+from paropt_hpc.kernels.memory import memory_of
 
 __all__ = ["SCHEMES", "SparseResult", "sparse_allreduce"]
 
@@ -86,6 +90,26 @@ class _Workspace:
 
     buffers: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
     ranges: dict[tuple[int, int], _Ranges] = field(default_factory=dict)
+    below: NDArray[np.uint8] | None = None  # pinned, for the own message of a vector on a GPU
+    above: device.DeviceArray | None = None  # for others' messages on the GPU
+
+    def bring_down(self, message: Any) -> NDArray[np.uint8]:
+        """Return the bytes of a message on a GPU."""
+        size = device.view(message).size
+        if self.below is None or self.below.size < size:
+            self.below = device.pinned(size + size // 2, np.uint8)
+        return device.as_host(message, self.below[:size])
+
+    def bring_up(self, message: NDArray[np.uint8], near: device.View) -> device.DeviceArray:
+        """Return a message on the GPU where `near` is; overwritten by the next one."""
+        cuda = device.required()
+        number = cuda.device_of(near.pointer)
+        kept = self.above
+        if kept is None or kept.size < message.size or kept.number != number:
+            kept = device.DeviceArray(message.size + message.size // 2, np.uint8, number)
+            self.above = kept
+        cuda.copy_to_device(device.view(kept).pointer, message, near.stream)
+        return kept[: message.size]
 
     def take(self, name: str, dtype: Any, count: int) -> NDArray[Any]:
         """Return `count` entries of the buffer of that name; what was in it is lost."""
@@ -123,6 +147,22 @@ class _Call:
         self.sent += nbytes * (self.comm.size - 1)
         self.received += nbytes * (self.comm.size - 1)
 
+    def clear(self) -> None:
+        """Set the dense vector to zero."""
+        memory_of(self.dense).clear(self.dense)
+
+    def add(self, message: Any, part: slice | None = None) -> None:
+        """Add a message to the dense vector, or have it alone in a part of it."""
+        dense: Any = self.dense
+        if device.is_device(dense):
+            dense = device.vector(dense)
+            if not device.is_device(message) and message.size:
+                message = self.work.bring_up(message, device.view(self.dense))
+        if part is not None:
+            dense = dense[part]
+            memory_of(dense).clear(dense)
+        messages.decode_add(message, dense, self.scale)
+
 
 def sparse_allreduce(
     comm: Communicator,
@@ -146,7 +186,8 @@ def sparse_allreduce(
         As :func:`paropt_hpc.kernels.message.encode` makes it; the number of entries may differ
         between ranks and be 0.
     dense_out : ndarray, shape (n,), float32 or float64, contiguous, aligned, writable
-        Overwritten with the result; of the message's length and dtype.
+        Overwritten with the result; of the message's length and dtype. Or an array on a GPU, then
+        on all ranks, and the message too.
     scheme : {"auto", "allgather", "split", "reselect", "dense"}
         ``"auto"`` takes the exact one of the least predicted time, see
         :func:`paropt_hpc.comm.sparse_ranges.choose_scheme`; ``"dense"`` is an all-reduce of the
@@ -190,9 +231,11 @@ def sparse_allreduce(
     transport.agree("sparse_allreduce", f"{op} of {head.n} {head.dtype}, {scheme}, bucket {bucket}")
     work = transport.keep(_Workspace)
     records = _agree(comm, head, message, scheme, op, keep)
+    leaves = device.is_device(message) and comm.size > 1
+    below = work.bring_down(message) if leaves else message
     call = _Call(
         comm=comm,
-        message=message,
+        message=below,
         head=head,
         dense=dense_out,
         scale=1 if op == "sum" else 1 / comm.size,
@@ -203,16 +246,22 @@ def sparse_allreduce(
         nbytes=records[:, 1],
     )
     call.swapped(records[0].nbytes)
-    result = _run(call, scheme)
+    result = _run(call, message, scheme)
+    if device.is_device(dense_out):
+        result = result._replace(
+            dropped_indices=device.bring(result.dropped_indices, dense_out),
+            dropped_values=device.bring(result.dropped_values, dense_out),
+        )
     transport.finish("sparse_allreduce", start, call.sent, call.received)
     return result
 
 
 def _checked_header(message: NDArray[np.uint8], dense_out: NDArray[Any]) -> messages.Header:
     head = messages.header(message)
-    check_array("dense_out", dense_out, (head.dtype,), writable=True, length=head.n)
-    if np.may_share_memory(message, dense_out):
-        raise ValueError("message and dense_out must not overlap; pass a copy")
+    memory = memory_of(dense_out)
+    memory.check_array("message", message, (np.dtype(np.uint8),))
+    memory.check_array("dense_out", dense_out, (head.dtype,), writable=True, length=head.n)
+    memory.check_separate("message", message, "dense_out", dense_out)
     return head
 
 
@@ -251,10 +300,10 @@ def _difference(common: NDArray[np.int64]) -> str:
     )
 
 
-def _run(call: _Call, scheme: str) -> SparseResult:
+def _run(call: _Call, message: Any, scheme: str) -> SparseResult:
     if call.comm.size == 1:
-        call.dense[:] = 0
-        messages.decode_add(call.message, call.dense, call.scale)
+        call.clear()
+        call.add(message)
         return _exact(call, "allgather" if scheme == "auto" else scheme)
     if scheme == "auto":
         union = call.ranges.union
@@ -262,11 +311,14 @@ def _run(call: _Call, scheme: str) -> SparseResult:
             union = sparse_ranges.expected_union(call.head.n, call.counts)
         load = sparse_ranges.Load(call.counts, call.nbytes, union)
         nbytes = call.head.n * call.head.dtype.itemsize
-        scheme = sparse_ranges.choose_scheme(load, *call.comm._choice.predicted(nbytes))
+        link, dense = call.comm._choice.predicted(nbytes)
+        if device.is_device(call.dense):
+            dense = math.inf  # all of it would have to pass the host
+        scheme = sparse_ranges.choose_scheme(load, link, dense)
     if scheme == "allgather":
         return _allgather(call)
     if scheme == "dense":
-        return _dense(call)
+        return _dense(call, message)
     return _split(call, reselect=scheme == "reselect")
 
 
@@ -289,10 +341,10 @@ def _allgather(call: _Call) -> SparseResult:
 def _sum_messages(call: _Call, views: list[NDArray[np.uint8]]) -> None:
     """Overwrite the dense vector with the sum of messages, in one pass where they are sparse."""
     total, n = int(call.counts.sum()), call.head.n
-    if _FULL * total > n:
-        call.dense[:] = 0
+    if _FULL * total > n or device.is_device(call.dense):
+        call.clear()
         for view in views:
-            messages.decode_add(view, call.dense, call.scale)
+            call.add(view)
         return
     workspace = (
         call.work.take("indices", index_dtype(n), total),
@@ -301,12 +353,14 @@ def _sum_messages(call: _Call, views: list[NDArray[np.uint8]]) -> None:
     messages.decode_sum(views, call.dense, call.scale, workspace)
 
 
-def _dense(call: _Call) -> SparseResult:
-    call.dense[:] = 0
+def _dense(call: _Call, message: Any) -> SparseResult:
+    call.clear()
     with call.comm.together():
-        messages.decode_add(call.message, call.dense, call.scale)
+        call.add(message)
     # Counted as an all-reduce there.
-    call.comm.allreduce(call.dense, "sum", call.comm._choice.ours(call.dense.nbytes))
+    call.comm.allreduce(
+        call.dense, "sum", call.comm._choice.ours(call.head.n * call.head.dtype.itemsize)
+    )
     return _exact(call, "dense")
 
 
@@ -474,9 +528,7 @@ def _gather_sums(
     call.sent += (comm.size - 1) * own.size
     call.received += int(records[:, 0].sum()) - own.size
     for view, low, high in zip(views, bounds, bounds[1:], strict=False):
-        part = call.dense[low:high]
-        part[:] = 0
-        messages.decode_add(view, part, call.scale)
+        call.add(view, slice(low, high))
     call.ranges.union = float(records[:, 2].sum())
     return records[:, 1]
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from paropt_hpc.compress.values import ValueEncoder
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import message, reduce
+from paropt_hpc.kernels.device import array_module
 from paropt_hpc.kernels.topk import Selection
 
 __all__ = ["Compressor", "Sparsifier", "check_density"]
@@ -36,8 +37,11 @@ class Compressor(ABC):
         self._values = ValueEncoder(values, seed)
 
     @abstractmethod
-    def start(self, n: int, dtype: np.dtype[Any]) -> None:
-        """Make the buffers for gradients of `n` entries of type `dtype`; forget the residual."""
+    def start(self, n: int, dtype: np.dtype[Any], xp: Any = np) -> None:
+        """Make the buffers for gradients of `n` entries of type `dtype`; forget the residual.
+
+        `xp` is the module that gradients are arrays of: NumPy, or CuPy for those on a GPU.
+        """
 
     @abstractmethod
     def compress(self, gradient: NDArray[Any]) -> NDArray[np.uint8]:
@@ -132,12 +136,13 @@ class Sparsifier(Compressor):
         self._steps = 0
         self._encoded = np.empty(0, np.uint8)
 
-    def start(self, n: int, dtype: np.dtype[Any]) -> None:
+    def start(self, n: int, dtype: np.dtype[Any], xp: Any = np) -> None:
         """Make the buffers for gradients of `n` entries of type `dtype`; forget the residual."""
         self._steps = 0
-        self.residual = np.zeros(n, dtype)
-        self._velocity = np.zeros(n, dtype) if self.momentum else None
-        self._values.start(0, np.dtype(dtype))
+        self.residual = xp.zeros(n, dtype)
+        self._velocity = xp.zeros(n, dtype) if self.momentum else None
+        self._encoded = xp.empty(0, np.uint8)
+        self._values.start(0, np.dtype(dtype), xp)
 
     @abstractmethod
     def _pick(self, vector: NDArray[Any], residual: NDArray[Any] | None) -> Selection:
@@ -175,7 +180,7 @@ class Sparsifier(Compressor):
         kind = self._values.message_type(self.residual.dtype)
         size = message.max_bytes_up_to(n, indices.size, kind)
         if self._encoded.size < size:
-            self._encoded = np.empty(size, np.uint8)
+            self._encoded = array_module(self.residual).empty(size, np.uint8)
         return message.encode(indices, sent, n, out=self._encoded)
 
     @property

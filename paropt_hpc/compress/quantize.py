@@ -60,11 +60,11 @@ class Quantize(Compressor):
         self._type = self._values.type
         self.saturated = 0
 
-    def start(self, n: int, dtype: np.dtype[Any]) -> None:
+    def start(self, n: int, dtype: np.dtype[Any], xp: Any = np) -> None:
         """Make the buffers for gradients of `n` entries of float32; forget the residual."""
-        self._values.start(0, np.dtype(dtype))
-        self.residual = np.zeros(n, dtype)
-        self._encoded = np.empty(message.max_bytes(n, n, self._type), np.uint8)
+        self._values.start(0, np.dtype(dtype), xp)
+        self.residual = xp.zeros(n, dtype)
+        self._encoded = xp.empty(message.max_bytes(n, n, self._type), np.uint8)
 
     def compress(self, gradient: NDArray[np.float32]) -> NDArray[np.uint8]:
         """Add `gradient` to the residual, and encode the sum less what rounding loses.

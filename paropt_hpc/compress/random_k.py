@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from paropt_hpc.compress.compressor import Sparsifier, check_density
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import topk
+from paropt_hpc.kernels.device import array_module
 from paropt_hpc.kernels.topk import Selection
 
 __all__ = ["RandomK"]
@@ -90,11 +91,12 @@ class RandomK(Sparsifier):
 
     def _pick(self, vector: NDArray[Any], residual: NDArray[Any] | None) -> Selection:
         count = math.ceil(self.density * vector.size)
-        indices = topk.random(vector.size, count, self.seed, self._steps)
+        xp = array_module(vector)
+        indices = xp.asarray(topk.random(vector.size, count, self.seed, self._steps))
         if residual is None:
             values = vector[indices]
         else:
             residual += vector
             values = residual[indices]
             residual[indices] = 0
-        return Selection(indices, values, int(values.size - np.isfinite(values).sum()))
+        return Selection(indices, values, int(values.size - xp.isfinite(values).sum()))

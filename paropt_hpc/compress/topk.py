@@ -89,11 +89,11 @@ class TopK(Sparsifier):
             return self.density
         return float(self.density ** ((step + 1) / (self.warmup_steps + 1)))
 
-    def start(self, n: int, dtype: np.dtype[Any]) -> None:
+    def start(self, n: int, dtype: np.dtype[Any], xp: Any = np) -> None:
         """Make the buffers for gradients of `n` entries of type `dtype`; forget the residual."""
-        super().start(n, dtype)
+        super().start(n, dtype, xp)
         most = self._count(n)
-        self._selected = (np.empty(most, index_codec.index_dtype(n)), np.empty(most, dtype))
+        self._selected = (xp.empty(most, index_codec.index_dtype(n)), xp.empty(most, dtype))
         # Saves time, never changes a result: no part of the state that is saved.
         self._hint = topk.Hint()
 

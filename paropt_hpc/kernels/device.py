@@ -5,6 +5,7 @@ and so is `DeviceArray`, for those who have none of these.
 """
 
 import functools
+import sys
 import threading
 from importlib import import_module
 from types import ModuleType
@@ -21,6 +22,7 @@ __all__ = [
     "DeviceArray",
     "Stream",
     "View",
+    "array_module",
     "as_device",
     "as_host",
     "bring",
@@ -129,6 +131,11 @@ def use(number: int) -> None:
     cupy().cuda.Device(number).use()
 
 
+def array_module(array: Any) -> Any:
+    """Return the module, ``numpy`` or ``cupy``, whose functions work on an array."""
+    return sys.modules[type(array).__module__.partition(".")[0]]  # loaded, or there were no array
+
+
 class View(NamedTuple):
     """What a kernel has to know of an array on a GPU."""
 
@@ -213,6 +220,11 @@ class DeviceArray:
             "version": 3,
             "strides": None,
         }
+
+    @property
+    def number(self) -> int:
+        """Number of the GPU."""
+        return int(required().device_of(self._pointer))
 
     def __len__(self) -> int:
         return self.size

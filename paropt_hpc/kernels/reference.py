@@ -152,7 +152,8 @@ def sgd_step(
 ) -> None:
     """Descend with momentum, block by block, so that what is in between stays in the cache."""
     rate, momentum, decay = (params.dtype.type(number) for number in (rate, momentum, decay))
-    block = 65536
+    on_host = isinstance(params, np.ndarray)  # on a GPU every call costs, and there is no cache
+    block = 65536 if on_host else max(1, params.size)
     for first in range(0, params.size, block):
         part = slice(first, first + block)
         target, step = params[part], gradient[part]

@@ -162,7 +162,7 @@ class AllReduce(Strategy):
     def start(self, params: Array) -> None:
         """Broadcast the parameters of rank 0 to all ranks, in place; collective."""
         super().start(params)
-        self._wire.start(params.size, params.dtype)
+        self._wire.start(params.size, params.dtype, namespace(params))
         if self.accumulate > 1:
             self._sum = namespace(params).zeros_like(params)
 

@@ -6,12 +6,25 @@ scratch of one block is all the memory it takes.
 
 import functools
 import math
-import sys
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "Array", "Scratch", "add_scaled", "all_finite", "blocks", "namespace", "norm"]
+from paropt_hpc.kernels.device import array_module as namespace
+
+__all__ = [
+    "BLOCK",
+    "Array",
+    "Scratch",
+    "add_scaled",
+    "all_finite",
+    "blocks",
+    "like",
+    "namespace",
+    "norm",
+    "to_host",
+]
 
 # NumPy and CuPy arrays share the operations used here, but no common type.
 Array = Any
@@ -20,9 +33,15 @@ BLOCK = 65536
 """Entries of a block: with two or three operands still within a second-level cache."""
 
 
-def namespace(array: Array) -> Any:
-    """Return the module, ``numpy`` or ``cupy``, whose functions work on `array`."""
-    return sys.modules[type(array).__module__.partition(".")[0]]  # loaded, or there were no array
+def to_host(array: Array) -> NDArray[Any]:
+    """Return an array of NumPy's with the same values: a copy of one on a GPU."""
+    host: NDArray[Any] = array if type(array) is np.ndarray else array.get()
+    return host
+
+
+def like(host: NDArray[Any], array: Array) -> Array:
+    """Return an array of the host where `array` is: itself, or a copy on the GPU."""
+    return host if type(array) is np.ndarray else namespace(array).asarray(host)
 
 
 def blocks(array: Array) -> tuple[slice, ...]:

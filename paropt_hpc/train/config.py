@@ -98,6 +98,7 @@ class TrainConfig(Section):
     """The optimisation: the same for any number of ranks."""
 
     epochs: Positive = 10
+    device: Literal["cpu", "gpu"] = "cpu"  # where parameters are: gpu takes CuPy, a GPU a rank
     batch: Positive = 64  # samples in a step over all ranks
     accumulate: Positive = 1  # steps whose mean gradient makes one update
     optimizer: Literal["sgd", "lars", "adam", "adamw", "lamb"] = "sgd"
@@ -125,9 +126,9 @@ class StrategyConfig(Section):
     name: Literal[
         "allreduce", "localsgd", "parameter-server", "gossip", "async-gossip", "push-sum", "choco"
     ] = "allreduce"
-    algorithm: Literal["auto", "mpi", "ring", "recursive_doubling", "shared", "hierarchical"] = (
-        "auto"  # of the dense all-reduce
-    )
+    algorithm: Literal[
+        "auto", "mpi", "ring", "recursive_doubling", "shared", "hierarchical", "nccl"
+    ] = "auto"  # of the dense all-reduce; nccl: on GPUs
     wire: Literal["full", "float16", "bfloat16"] = "full"  # allreduce: dense gradients on their way
     loss_scale: PositiveFloat = 1024.0  # float16: first factor of gradients; halves on overflow
     loss_scale_period: Annotated[int, Field(ge=0)] = 2000  # steps to double it; 0: never
@@ -261,6 +262,23 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_rest_fits_the_device(self) -> "Config":
+        on_gpu, name = self.train.device == "gpu", self.strategy.name
+        if on_gpu and name not in ("allreduce", "localsgd"):
+            raise ValueError(
+                f"train.device = 'gpu' works with strategy.name 'allreduce' or 'localsgd', got "
+                f"{name!r}; set train.device = 'cpu'"
+            )
+        if on_gpu and self.strategy.wire == "bfloat16":
+            raise ValueError(
+                "strategy.wire = 'bfloat16' works with train.device = 'cpu'; on a GPU set "
+                "'float16', or compress.method = 'quantize'"
+            )
+        if self.strategy.algorithm == "nccl" and not on_gpu:
+            raise ValueError("strategy.algorithm = 'nccl' needs train.device = 'gpu'; use 'auto'")
+        return self
+
+    @model_validator(mode="after")
     def _compression_fits_the_strategy(self) -> "Config":
         name, compressed = self.strategy.name, self.compress.method != "none"
         if name == "choco" and not compressed:
@@ -315,10 +333,11 @@ def load_config(path: Path, assignments: Iterable[str] = ()) -> Config:
 def identity(config: Config) -> dict[str, Any]:
     """Return the settings that make a run what it is: its result depends on nothing else.
 
-    The number of epochs is not among them: a finished run may be made longer.
+    The number of epochs is not among them: a finished run may be made longer. Nor is the device:
+    a run may go on on the other kind.
     """
     values = config.model_dump(include={"data", "model", "train", "strategy", "compress"})
-    del values["train"]["epochs"]
+    del values["train"]["epochs"], values["train"]["device"]
     return values | {"seed": config.run.seed}
 
 

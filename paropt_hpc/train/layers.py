@@ -289,7 +289,7 @@ class Reshape(Layer):
 
 
 class Embedding(Layer):
-    """The mean of the vectors of a sample's tokens; NumPy only.
+    """The mean of the vectors of a sample's tokens.
 
     Tokens are whole numbers from 1; 0 is padding and counts for nothing.
 
@@ -311,10 +311,10 @@ class Embedding(Layer):
     def forward(self, params: Sequence[Array], x: Array, training: bool) -> tuple[Array, Any]:
         """Return the means, shape (batch, width); those of samples without tokens are 0."""
         table = params[0]
-        real = x > 0
-        weights = (real / np.maximum(real.sum(axis=1, keepdims=True), 1)).astype(table.dtype)
-        vectors = table[np.where(real, x - 1, 0)]
-        return np.einsum("nl,nlw->nw", weights, vectors), (x, weights)
+        xp, real = namespace(table), x > 0
+        weights = (real / xp.maximum(real.sum(axis=1, keepdims=True), 1)).astype(table.dtype)
+        vectors = table[xp.where(real, x - 1, 0)]
+        return xp.einsum("nl,nlw->nw", weights, vectors), (x, weights)
 
     def backward(
         self,
@@ -326,10 +326,11 @@ class Embedding(Layer):
     ) -> Array:
         """Add every sample's derivative to those of its tokens."""
         x, weights = saved
-        sample, place = np.nonzero(x)
+        xp = namespace(delta)
+        sample, place = xp.nonzero(x)
         gradient[0][...] = 0
         shares = delta[sample] * weights[sample, place][:, None]
-        np.add.at(gradient[0], x[sample, place] - 1, shares)
+        xp.add.at(gradient[0], x[sample, place] - 1, shares)
         return delta
 
 

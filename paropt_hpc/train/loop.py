@@ -3,7 +3,7 @@
 import math
 import signal as signals
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from inspect import signature
@@ -14,9 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.errors import DataError, DivergenceError, StoppedError, on_every_rank
+from paropt_hpc.comm.gpu_mpi import local_device
+from paropt_hpc.errors import ConfigError, DataError, DivergenceError, StoppedError, on_every_rank
+from paropt_hpc.kernels import device
 from paropt_hpc.runs import Checkpoint, Checkpoints, RunFolder, StopRequest, rank_part
 from paropt_hpc.runs.checkpoint import merge, only, without
+from paropt_hpc.train.arrays import like, to_host
 from paropt_hpc.train.asynchronous import Asynchronous
 from paropt_hpc.train.build import (
     build_early_stopping,
@@ -119,7 +122,8 @@ class Trainer:
         self.model = build_model(config, self.data)
         self._tells_progress = "ready" in signature(self.model.loss_and_grad).parameters
         self.model.connect(lambda sums: comm.allreduce(sums, "sum"))
-        self.params = self.model.init(config.run.seed, config.model.dtype)
+        self._xp = _array_module(config, comm)
+        self.params = self._xp.asarray(self.model.init(config.run.seed, config.model.dtype))
         self.gradient = np.empty(0)  # until `run`
         debug = config.debug
         self._slowness = debug.slow_factor - 1 if debug.slow_rank == comm.rank else 0.0
@@ -151,7 +155,10 @@ class Trainer:
         """
         settings = self.config.train
         # In memory that the ranks of a node share, its reduction there needs no copy.
-        self.gradient = self.comm.empty(self.model.size, self.params.dtype)
+        if self._xp is np:
+            self.gradient = self.comm.empty(self.model.size, self.params.dtype)
+        else:
+            self.gradient = self._xp.zeros_like(self.params)
         self.strategy.start(self.params)
         for compressor in self.strategy.compressors:
             for method in ("compress", "take"):  # whichever the wire calls
@@ -260,6 +267,10 @@ class Trainer:
         # `take` copies rows a third faster than an index does.
         return Batch(x.take(rows, axis=0) if type(x) is np.ndarray else x[rows], y[rows])
 
+    def _placed(self, batch: Batch) -> Batch:
+        """Return samples where the parameters are."""
+        return Batch(self._xp.asarray(batch.x), self._xp.asarray(batch.y))
+
     def step(
         self,
         shard: Shard,
@@ -313,7 +324,7 @@ class Trainer:
     def _gradient(self, shard: Shard, batch: Batch | None = None) -> tuple[float, NDArray[Any]]:
         """Return loss and gradient on this rank's part of a global batch."""
         begun = time.perf_counter() if self._slowness else 0.0
-        batch = batch or self._samples(shard)
+        batch = self._placed(batch or self._samples(shard))
         samples = len(batch.y), shard.batch
         ready = self.strategy.begin(self.params, self.gradient, samples)
         # A custom model need not know of `ready`.
@@ -332,7 +343,8 @@ class Trainer:
         total = np.zeros(2)
         for first in range(0, part.size, ROWS):  # bounded memory for any size
             rows = slice(part[first], part[min(first + ROWS, part.size) - 1] + 1)
-            total += self.model.evaluate(params, Batch(data.x[rows], data.y[rows]))
+            batch = self._placed(Batch(data.x[rows], data.y[rows]))
+            total += self.model.evaluate(params, batch)
         losses, correct = self.comm.gather_vectors(total.tolist()).T
         _check_finite(losses, "in the evaluation after an epoch")
         count = max(1, len(data.y))
@@ -347,6 +359,7 @@ class Trainer:
                 "strategy": self.strategy.state_dict(),
                 "probe": self._probe(),
             }
+            state = _placed_state(state, to_host)
             if self.comm.rank > 0:
                 state = without(state, self.strategy.shared)
             about = position._asdict() | {"meter": meter.state(), "config": identity(self.config)}
@@ -370,9 +383,10 @@ class Trainer:
         with self.comm.together():
             check_identity(found.position["config"], self.config)
             state = self._saved_state(found)
-            self.params[:] = state["params"]
+            self.params[:] = like(state["params"], self.params)
             self.model.load_state_dict(state.get("model", {}))
-            self.strategy.load_state_dict(state["strategy"])
+            there = _placed_state(state["strategy"], lambda host: like(host, self.params))
+            self.strategy.load_state_dict(there)
             same = "params" in self.strategy.shared and not state.get("model")
             if found.parts == self.comm.size or same:
                 self._check_probe(found, state["probe"])
@@ -399,7 +413,7 @@ class Trainer:
         """Return the loss on a few samples: what a restored model must give again."""
         rows = slice(0, 64)
         batch = Batch(self.data.train.x[rows], self.data.train.y[rows])
-        return self.model.evaluate(self.params, batch)[0]
+        return self.model.evaluate(self.params, self._placed(batch))[0]
 
     def _check_probe(self, found: Checkpoint, expected: float) -> None:
         got = self._probe()
@@ -463,6 +477,30 @@ class Trainer:
         if self.comm.rank == 0 and self.comm.node_size < size:
             self.comm.traffic.warn_of_jitter()
         return summary
+
+
+def _array_module(config: Config, comm: Communicator) -> Any:
+    """Return the module of the arrays to train on; for a GPU, make that of this rank current."""
+    if config.train.device == "cpu":
+        return np
+    try:
+        cupy = device.cupy()
+    except ConfigError as error:
+        raise ConfigError(f"train.device = 'gpu': {error}; or set train.device = 'cpu'") from None
+    device.use(local_device(comm, device.count()))
+    return cupy
+
+
+def _placed_state(state: dict[str, Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a state whose vectors are put elsewhere; numbers stay as they are."""
+    return {
+        name: _placed_state(value, place)
+        if isinstance(value, dict)
+        else place(value)
+        if getattr(value, "ndim", 0) > 0
+        else value
+        for name, value in state.items()
+    }
 
 
 def _check_finite_everywhere(faulty: int, epoch: int) -> None:

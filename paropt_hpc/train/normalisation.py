@@ -4,7 +4,8 @@
 
 Mean and variance are those of each channel over all samples (and pixels) of a batch while
 training, and their running averages in evaluation (S. Ioffe, C. Szegedy, "Batch normalization",
-ICML 2015, algorithms 1 and 2).
+ICML 2015, algorithms 1 and 2). They are a few numbers per channel and stay on the host, also where
+activations are on a GPU.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.train.arrays import Array
+from paropt_hpc.train.arrays import Array, like, namespace, to_host
 from paropt_hpc.train.layers import Layer, Reduce, sum_rows
 
 __all__ = ["BatchNorm", "VirtualBatchNorm"]
@@ -32,7 +33,7 @@ class _Saved(NamedTuple):
 
 
 class BatchNorm(Layer):
-    """Normalise by the statistics of the global batch: all samples of all ranks; NumPy only.
+    """Normalise by the statistics of the global batch: all samples of all ranks.
 
     The result is that of one process on the whole batch, however many samples each rank has,
     none included. It costs one reduction of 2 numbers per channel in each direction. Sums are
@@ -82,9 +83,9 @@ class BatchNorm(Layer):
         """Normalise, while training by the statistics of the batch; collective then."""
         rows = x.reshape(-1, x.shape[-1])
         if not training:
-            factor = params[0] / np.sqrt(self.variance + self.eps)
+            factor = params[0] / like(np.sqrt(self.variance + self.eps), x)
             y = rows * factor.astype(x.dtype)
-            y += (params[1] - factor * self.mean).astype(x.dtype)
+            y += (params[1] - factor * like(self.mean, x)).astype(x.dtype)
             return y.reshape(x.shape), None
         saved, mean, variance = self._normalised(rows, x.shape[0], self._reduce)
         if saved.rows:
@@ -109,19 +110,19 @@ class BatchNorm(Layer):
         """Return the normalised rows, and mean and unbiased variance of all of them."""
         origin = self.mean if self.steps else _mean(rows, reduce)
         near = origin.astype(rows.dtype)  # what is subtracted, rounded as it is
-        normal = rows - near
+        normal = rows - like(near, rows)
         sums = np.empty(1 + 2 * normal.shape[1])
         sums[0] = len(normal)
         first, second = np.split(sums[1:], 2)
-        first[:] = sum_rows(normal, np.float64)
-        second[:] = sum_rows(normal * normal, np.float64)
+        first[:] = to_host(sum_rows(normal, np.float64))
+        second[:] = to_host(sum_rows(normal * normal, np.float64))
         reduce(sums)
         count = max(1.0, sums[0])
         distance = first / count
         squares = np.maximum(second - count * distance**2, 0)
         inverse = 1 / np.sqrt(squares / count + self.eps)
-        normal -= distance.astype(rows.dtype)
-        normal *= inverse.astype(rows.dtype)
+        normal -= like(distance.astype(rows.dtype), rows)
+        normal *= like(inverse.astype(rows.dtype), rows)
         mean, variance = near + distance, squares / max(1.0, count - 1)
         return _Saved(normal, inverse, sums[0], samples), mean, variance
 
@@ -150,19 +151,18 @@ class BatchNorm(Layer):
         `delta` belongs to the mean over this rank's samples; what crosses ranks is therefore
         counted in samples, and the share of this rank brought back to its own mean.
         """
-        sums = np.concatenate(
-            [sum_rows(delta, np.float64), sum_rows(delta * saved.normal, np.float64)]
-        )
-        gradient[1][...], gradient[0][...] = np.split(sums, 2)
+        both = sum_rows(delta, np.float64), sum_rows(delta * saved.normal, np.float64)
+        gradient[1][...], gradient[0][...] = both
+        sums = np.concatenate([to_host(one) for one in both])
         sums *= saved.samples
         reduce(sums)
         sums /= max(1.0, saved.rows * saved.samples)
-        plain, along = np.split(sums.astype(delta.dtype), 2)
+        plain, along = (like(one, delta) for one in np.split(sums.astype(delta.dtype), 2))
         out = saved.normal  # nobody needs it any more
         out *= -along
         out -= plain
         out += delta
-        out *= (params[0] * saved.inverse).astype(delta.dtype)
+        out *= (params[0] * like(saved.inverse, delta)).astype(delta.dtype)
         return out
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class BatchNorm(Layer):
 
 
 class VirtualBatchNorm(BatchNorm):
-    """Normalise by the statistics of small virtual batches within a rank; NumPy only.
+    """Normalise by the statistics of small virtual batches within a rank.
 
     No step communicates. A rank's batch is cut into virtual ones of nearly `batch` samples, each
     normalised by itself, which also keeps the noise of small batches where the global one is large
@@ -210,14 +210,14 @@ class VirtualBatchNorm(BatchNorm):
         groups = max(1, len(x) // self.batch)
         parts = [
             self._normalised(part.reshape(-1, x.shape[-1]), len(part), _alone)
-            for part in np.array_split(x, groups)
+            for part in namespace(x).array_split(x, groups)
         ]
         self._observe(
             np.mean([mean for _, mean, _ in parts], axis=0),
             np.mean([variance for *_, variance in parts], axis=0),
         )
         self.seen += len(x)
-        y = np.concatenate([self._scaled(params, saved.normal) for saved, *_ in parts])
+        y = namespace(x).concatenate([self._scaled(params, saved.normal) for saved, *_ in parts])
         return y.reshape(x.shape), [saved for saved, *_ in parts]
 
     def backward(
@@ -230,7 +230,8 @@ class VirtualBatchNorm(BatchNorm):
     ) -> Array:
         """Return the derivatives by `x`, through each virtual batch's statistics."""
         rows = delta.reshape(-1, delta.shape[-1])
-        total = [np.zeros_like(part) for part in gradient]
+        xp = namespace(delta)
+        total = [xp.zeros_like(part) for part in gradient]
         first, out = 0, []
         for part in saved or ():
             own = rows[first : first + len(part.normal)]
@@ -240,7 +241,7 @@ class VirtualBatchNorm(BatchNorm):
                 sum_ += one
         for sum_, one in zip(total, gradient, strict=True):
             one[...] = sum_
-        return np.concatenate(out).reshape(delta.shape) if out else delta
+        return xp.concatenate(out).reshape(delta.shape) if out else delta
 
     def end_epoch(self) -> None:
         """Let all ranks have the mean of their running statistics; collective."""
@@ -268,6 +269,6 @@ def _alone(sums: _Vector) -> None:
 def _mean(rows: Array, reduce: Reduce) -> _Vector:
     """Return the mean of all rows of all ranks."""
     sums = np.empty(1 + rows.shape[1])
-    sums[0], sums[1:] = len(rows), sum_rows(rows, np.float64)
+    sums[0], sums[1:] = len(rows), to_host(sum_rows(rows, np.float64))
     reduce(sums)
     return np.asarray(sums[1:] / max(1.0, sums[0]))

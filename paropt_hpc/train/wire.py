@@ -19,7 +19,7 @@ from paropt_hpc.comm.request import Request
 from paropt_hpc.compress import Compressor, RandomK
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import quantize
-from paropt_hpc.train.arrays import Array, Scratch, all_finite, blocks, norm
+from paropt_hpc.train.arrays import Array, Scratch, all_finite, blocks, namespace, norm
 from paropt_hpc.train.loss_scale import LossScale
 
 __all__ = [
@@ -52,9 +52,9 @@ class Wire(ABC):
         self.comm = comm
         self.buckets: tuple[slice, ...] = ()
 
-    def start(self, n: int, dtype: np.dtype[Any]) -> None:
-        """Make the buffers for gradients of `n` entries; collective."""
-        del dtype
+    def start(self, n: int, dtype: np.dtype[Any], xp: Any = np) -> None:
+        """Make the buffers for gradients of `n` entries, arrays of `xp`; collective."""
+        del dtype, xp
         self.buckets = (slice(0, n),)
 
     @abstractmethod
@@ -107,9 +107,10 @@ class DenseWire(Wire):
         self.overlap = overlap
         self._requests: list[tuple[slice, Request]] = []
 
-    def start(self, n: int, dtype: np.dtype[Any]) -> None:
+    def start(self, n: int, dtype: np.dtype[Any], xp: Any = np) -> None:
         """Cut gradients into buckets of about equal size; collective."""
         wanted = has_spare_core(self.comm) if self.overlap is None else self.overlap
+        wanted = wanted and xp is np  # what comes from a GPU is not moved in the background
         most = max(1, self.bucket_bytes // dtype.itemsize)
         count = max(1, -(-n // most)) if wanted and self.comm.size > 1 else 1
         cuts = [n * i // count for i in range(count + 1)]
@@ -172,7 +173,7 @@ class HalfWire(DenseWire):
                 entries *= self.scaler.scale
         halves = self._halves(entries)
         for part in blocks(entries):  # upwards: what is overwritten has been read
-            values = self._wide.take(entries[part].size, np.float32)
+            values = self._wide.take(entries[part].size, np.float32, namespace(entries))
             with np.errstate(over="ignore"):
                 values[:] = entries[part]
             encoded = quantize.encode(values, self.kind, out=halves[part].view(np.uint8))
@@ -200,9 +201,9 @@ class HalfWire(DenseWire):
     def _widen(self, entries: Array) -> None:
         halves = self._halves(entries)
         for part in reversed(blocks(entries)):  # downwards, for the same reason
-            narrow = self._narrow.take(halves[part].size, halves.dtype)
+            narrow = self._narrow.take(halves[part].size, halves.dtype, namespace(entries))
             narrow[:] = halves[part]
-            wide = self._wide.take(narrow.size, np.float32)
+            wide = self._wide.take(narrow.size, np.float32, namespace(entries))
             entries[part] = quantize.decode(narrow.view(np.uint8), self.kind, wide.size, out=wide)
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,10 +233,10 @@ class _CompressedWire(Wire):
         super().__init__(comm)
         self.clip_norm = clip_norm
 
-    def start(self, n: int, dtype: np.dtype[Any]) -> None:
+    def start(self, n: int, dtype: np.dtype[Any], xp: Any = np) -> None:
         """Make the buffers of the compressor."""
-        super().start(n, dtype)
-        self.compressor.start(n, dtype)
+        super().start(n, dtype, xp)
+        self.compressor.start(n, dtype, xp)
 
     def send(self, gradient: Array, bucket: slice) -> None:
         """Leave it for `finish`."""

@@ -265,6 +265,10 @@ def _proxy(of):
             found = getattr(of, name)
             if isinstance(found, ModuleType):
                 return _proxy(found)
+            if isinstance(found, np.ufunc):
+                function = lifted(found)
+                function.at = lifted(found.at)
+                return function
             return found if isinstance(found, type) or not callable(found) else lifted(found)
 
     return Proxy()

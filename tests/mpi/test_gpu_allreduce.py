@@ -5,10 +5,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from paropt_hpc.comm import gpu_allreduce, gpu_mpi
+from paropt_hpc.comm import gpu_allreduce, gpu_mpi, sparse_allreduce
 from paropt_hpc.comm.buffers import DTYPES
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.kernels import device
+from paropt_hpc.kernels import device, message, quantize
 
 pytestmark = pytest.mark.mpi
 
@@ -149,3 +149,46 @@ def test_arguments(comm, cupy):
         comm.allreduce(whole[:4], out=whole[2:])
     with pytest.raises(TypeError, match="op 'mean' needs floats"):
         comm.allreduce(cupy.zeros(3, np.int32))
+
+
+def sparse(rank, n, k):
+    rng = np.random.default_rng([rank, n, k])
+    indices = np.sort(rng.choice(n, k, replace=False)).astype(np.uint32)
+    return indices, rng.standard_normal(k, np.float32)
+
+
+@pytest.mark.parametrize("scheme", ["auto", "allgather", "split", "reselect", "dense"])
+def test_sparse_sums_are_those_of_the_host(scheme, comm, cupy, everywhere):
+    faults = []
+    for n, k in ((1, 1), (100, 0), (3000, 60), (3000, 2000)):
+        indices, values = sparse(comm.rank, n, k)
+        here = np.full(n, np.nan, np.float32)
+        expected = sparse_allreduce(comm, message.encode(indices, values, n), here, scheme)
+        there = cupy.asarray(np.full(n, np.nan, np.float32))
+        data = message.encode(cupy.asarray(indices), cupy.asarray(values), n)
+        cupy.fake.log.clear()
+        result = sparse_allreduce(comm, data, there, scheme, op="sum")
+        if scheme != "auto" and there.get().tobytes() != here.tobytes():
+            faults.append(f"{scheme}: {k} of {n}")
+        for name in ("dropped_indices", "dropped_values"):
+            if scheme != "auto" and not np.array_equal(
+                getattr(result, name).get(), getattr(expected, name)
+            ):
+                faults.append(f"{scheme}: {name}")
+        if scheme == "auto" and not np.allclose(there.get(), here, atol=1e-6):
+            faults.append(f"auto took {result.scheme}")
+        # What has crossed: messages, here as long as their entries at most, and no dense vector.
+        if (n, k) == (3000, 60) and scheme != "dense":
+            assert max(cupy.fake.log) < 1500
+    everywhere(faults)
+
+
+def test_a_quantised_message_crosses_as_it_is(comm, cupy):
+    n = 1000
+    values = cupy.asarray(np.linspace(-1, 1, n, dtype=np.float32))
+    data = message.encode(None, quantize.encode(values, "int8"), n)
+    there = cupy.empty(n, np.float32)
+    cupy.fake.log.clear()
+    sparse_allreduce(comm, data, there, "allgather", op="mean")
+    np.testing.assert_allclose(there.get(), values.get(), atol=1e-2)
+    assert set(cupy.fake.log) - {0} == ({data.size} if comm.size > 1 else set())
