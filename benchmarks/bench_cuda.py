@@ -16,10 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from harness import Bench, arguments
+from harness import Bench, arguments, time_text
+from rich.console import Console
+from rich.table import Table
 
+from paropt_hpc.comm.gpu_allreduce import Staging
 from paropt_hpc.kernels import device, index_codec, message, quantize, topk
-from paropt_hpc.kernels.device import DeviceArray, as_device, view
+from paropt_hpc.kernels.device import DeviceArray, as_device, as_host, view
 
 Call = Callable[[], object]
 
@@ -79,7 +82,10 @@ def cub_peer(magnitudes: DeviceArray, k: int) -> dict[str, Call]:
     room = ctypes.c_size_t(0)
     places = [ctypes.c_void_p(address(a)) for a in (magnitudes, keys, indices)]
     sizes = ctypes.c_uint32(magnitudes.size), ctypes.c_uint32(k)
-    call(None, ctypes.byref(room), *places, *sizes)
+    status = call(None, ctypes.byref(room), *places, *sizes)
+    if status != 0:
+        print(f"cub::DeviceTopK is left out: it failed with CUDA error {status}")
+        return {}
     temp = DeviceArray(room.value, np.uint8)
 
     def run() -> None:
@@ -220,6 +226,40 @@ def messages(bench: Bench, x: np.ndarray, density: float) -> None:
     )
 
 
+def staging(bench: Bench, x: np.ndarray) -> None:
+    """Time the way of a vector through pinned memory and back, in segments and all at once."""
+    there, segments = as_device(x), Staging()
+    room, where = device.pinned(x.size, np.float32), view(there)
+
+    def at_once() -> None:
+        as_host(there, room)
+        device.required().copy_to_device(where.pointer, room, 0)
+
+    bench.case(
+        f"to the host and back, n={x.size:.0e}",
+        {"segments": lambda: segments.run(where, where, lambda segment: None)},
+        {"at once": at_once},
+        moved=8 * x.size,
+    )
+
+
+def summary(bench: Bench) -> None:
+    """Print a line for each case: the figures that decide."""
+    table = Table("", "median", "of copy", "best peer", title=f"CUDA kernels, {bench.extra['gpu']}")
+    beside = {ratio["case"]: ratio for ratio in bench.ratios}
+    for row in bench.rows:
+        if row.peer:
+            continue
+        ratio = beside.get(row.case)
+        table.add_row(
+            f"{row.case}: {row.candidate}",
+            time_text(row.median_s),
+            "" if row.share_of_limit is None else f"{row.share_of_limit:.0%}",
+            "" if ratio is None else f"{ratio['ratio']:.2f} x {ratio['best_peer']}",
+        )
+    Console().print(table)
+
+
 def main() -> None:
     """Measure all subjects on the current GPU."""
     parser: argparse.ArgumentParser = arguments(__doc__)
@@ -235,7 +275,9 @@ def main() -> None:
         codecs(bench, options.n, density)
     values(bench, x)
     messages(bench, x, 0.01)
+    staging(bench, x)
     bench.finish(options)
+    summary(bench)
 
 
 if __name__ == "__main__":

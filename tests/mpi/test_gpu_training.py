@@ -31,7 +31,7 @@ def config_of(way, on, **run):
     sections = {name: dict(values) for name, values in WAYS[way].items()}
     if on == "cpu" and way == "nccl":
         del sections["strategy"]
-    usual = {"epochs": 2, "batch": 400, "lr": 0.05, "device": on}
+    usual = {"epochs": 2, "batch": 360, "lr": 0.05, "device": on}
     sections["train"] = usual | sections.get("train", {})
     sections.setdefault("model", {"hidden": [8]})
     sections["checkpoint"] = {"every_epochs": 1}
