@@ -115,7 +115,7 @@ class AllReduce:
             chosen = self._choice.choose(algorithm, nbytes)
         transport.agree("allreduce", f"{op} of {source.size} {source.dtype} on a GPU, {algorithm}")
         gpu, sent = transport.keep(Gpu), 0
-        reduce = self._way(gpu, source.dtype, op, algorithm)
+        reduce = self._way(gpu, source, op, algorithm)
         if reduce is None:
 
             def reduce_segment(segment: NDArray[Any]) -> None:
@@ -124,14 +124,15 @@ class AllReduce:
 
             gpu.staging.run(source, target, reduce_segment)
         else:
-            if target.pointer != source.pointer:
+            if source.size and target.pointer != source.pointer:
                 device.copy(source, target)
             chosen, sent = reduce(transport, buffer if out is None else out, op)
         transport.finish("allreduce", start, *self._volume(source, chosen, sent))
 
-    def _way(self, gpu: Gpu, dtype: np.dtype[Any], op: str, algorithm: str) -> Any:
+    def _way(self, gpu: Gpu, source: device.View, op: str, algorithm: str) -> Any:
         """Return what reduces where the array lies; None if it has to pass the host."""
-        if self._transport.size == 1:
+        dtype = source.dtype
+        if self._transport.size == 1 or source.size == 0:
             return lambda transport, array, op: (algorithm, 0)
         if algorithm == "nccl":
             return gpu.nccl

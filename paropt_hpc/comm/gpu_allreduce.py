@@ -175,9 +175,8 @@ class Gpu:
             raise TypeError(
                 f"algorithm 'nccl' takes {', '.join(_TYPES)}, got {v.dtype}; use 'auto'"
             )
-        cupy = device.cupy()
-        nccl = cupy.cuda.nccl
-        with cupy.cuda.Device(device.required().device_of(v.pointer)):
+        nccl = device.nccl()
+        with device.cupy().cuda.Device(device.required().device_of(v.pointer)):
             if self._nccl is None:
                 self._nccl = _join(transport, nccl, device.required().current_device())
             kind, reduction = getattr(nccl, _TYPES[v.dtype.name]), getattr(nccl, _OPS[op])
@@ -194,7 +193,7 @@ def _join(transport: Transport, nccl: Any, number: int) -> Any:
     told = transport.mpi.allgather(own)
     if not all(text.endswith("1") for text in told):
         raise on_every_rank(
-            ConfigError("algorithm 'nccl' needs a CuPy with NCCL; use 'auto', or install libnccl")
+            ConfigError("algorithm 'nccl' needs NCCL; pip install nvidia-nccl-cu13, or use 'auto'")
         )
     shared = next((text for text in told if told.count(text) > 1), None)
     if shared is not None:

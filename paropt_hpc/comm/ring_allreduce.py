@@ -216,7 +216,8 @@ def ring_sum(comm: MPI.Intracomm, flat: Any, segment: int) -> int:
     """
     size, itemsize = comm.Get_size(), int(flat.dtype.itemsize)
     half = min(segment, chunk_begin(flat.size, size, 1))
-    workspace: Any = device.DeviceArray(workspace_length(flat.size, size, segment), flat.dtype)
+    stream, length = device.view(flat).stream, workspace_length(flat.size, size, segment)
+    workspace: Any = device.DeviceArray(length, flat.dtype, flat.number)
 
     def slot(item: Item) -> Any:
         begin = item.number % 2 * half
@@ -224,7 +225,7 @@ def ring_sum(comm: MPI.Intracomm, flat: Any, segment: int) -> int:
 
     def arrived(item: Item) -> None:
         add(flat[item.incoming], slot(item))
-        device.required().synchronize(0)  # MPI, which sends it next, knows nothing of streams
+        device.required().synchronize(stream)  # MPI, which sends it next, knows nothing of streams
 
     sent = _walk(comm, flat, segment, 1, slot, arrived)
     return (sent + _gather(comm, flat, segment)) * itemsize

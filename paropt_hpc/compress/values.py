@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import quantize
+from paropt_hpc.kernels.device import array_module
 from paropt_hpc.kernels.quantize import Quantized, ValueType
 from paropt_hpc.kernels.rng import philox
 
@@ -39,14 +40,13 @@ class ValueEncoder:
             raise ConfigError(f"values must be one of {names}, or None for plain, got {kind!r}")
         self.type = None if kind is None else quantize.resolve(kind)
         self.seed = seed
-        self._xp: Any = np
         self.saturated = 0
         self.draws = 0
 
     def start(self, most: int, dtype: np.dtype[Any], xp: Any = np) -> None:
         """Make buffers for `most` values, or more later, of gradients of type `dtype` and `xp`."""
         self.draws = 0
-        self._xp = xp
+        self._lost = xp.empty(0, np.float32)
         if self.type is None:
             return
         if dtype != np.float32:
@@ -58,8 +58,9 @@ class ValueEncoder:
 
     def _grow(self, most: int) -> None:
         assert self.type is not None
-        self._codes = self._xp.empty(quantize.encoded_bytes(self.type, most), np.uint8)
-        self._lost = self._xp.empty(most, np.float32)
+        xp = array_module(self._lost)
+        self._codes = xp.empty(quantize.encoded_bytes(self.type, most), np.uint8)
+        self._lost = xp.empty(most, np.float32)
 
     def message_type(self, dtype: np.dtype[Any]) -> ValueType | np.dtype[Any]:
         """Return what `kernels.message.max_bytes` is to be asked about."""

@@ -35,6 +35,7 @@ __all__ = [
     "divide",
     "empty",
     "is_device",
+    "nccl",
     "pinned",
     "required",
     "stream_of",
@@ -125,6 +126,12 @@ def cupy() -> Any:
         ) from None
 
 
+def nccl() -> Any:
+    """Import CuPy's module of NCCL; its ``available`` tells whether the library is there."""
+    cupy()
+    return import_module("cupy.cuda.nccl")
+
+
 def use(number: int) -> None:
     """Make a GPU the current one of this thread, here and for CuPy."""
     required().set_device(number)
@@ -205,6 +212,7 @@ class DeviceArray:
         self.size = size
         self._owner: Any = _Memory(size * self.dtype.itemsize, device)
         self._pointer = self._owner.pointer
+        self._stream = 0
 
     @property
     def shape(self) -> tuple[int]:
@@ -219,6 +227,7 @@ class DeviceArray:
             "data": (self._pointer, False),
             "version": 3,
             "strides": None,
+            "stream": self._stream or None,
         }
 
     @property
@@ -245,6 +254,7 @@ class DeviceArray:
         array = DeviceArray.__new__(DeviceArray)
         array.dtype, array.size, array._owner = dtype, size, self._owner
         array._pointer = self._pointer + start * self.dtype.itemsize
+        array._stream = self._stream
         return array
 
 
@@ -253,6 +263,7 @@ def vector(array: Any) -> DeviceArray:
     v = view(array)
     shared = DeviceArray.__new__(DeviceArray)
     shared.dtype, shared.size, shared._owner, shared._pointer = v.dtype, v.size, array, v.pointer
+    shared._stream = v.stream
     return shared
 
 

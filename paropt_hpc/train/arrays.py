@@ -35,13 +35,13 @@ BLOCK = 65536
 
 def to_host(array: Array) -> NDArray[Any]:
     """Return an array of NumPy's with the same values: a copy of one on a GPU."""
-    host: NDArray[Any] = array if type(array) is np.ndarray else array.get()
+    host: NDArray[Any] = array if isinstance(array, np.ndarray) else array.get()
     return host
 
 
 def like(host: NDArray[Any], array: Array) -> Array:
     """Return an array of the host where `array` is: itself, or a copy on the GPU."""
-    return host if type(array) is np.ndarray else namespace(array).asarray(host)
+    return host if isinstance(array, np.ndarray) else namespace(array).asarray(host)
 
 
 def blocks(array: Array) -> tuple[slice, ...]:

@@ -282,7 +282,7 @@ def _module():
     cupy.asnumpy = lambda array: array.get() if isinstance(array, ndarray) else np.asarray(array)
     cupy.asarray = _asarray
     cupy.array = lambda given, dtype=None: _asarray(given, dtype).copy()
-    cupy.cuda = SimpleNamespace(Device=Device, nccl=Nccl())
+    cupy.cuda = SimpleNamespace(Device=Device)
     return cupy
 
 
@@ -302,6 +302,7 @@ def install(monkeypatch, uuid=0):
     cupy.fake = cuda
     monkeypatch.delenv("PAROPT_BACKEND", raising=False)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", Nccl())
     monkeypatch.setattr(device, "cuda_module", lambda: cuda)
     monkeypatch.setattr(memory._Device, "kernels", lambda self: Kernels())
     return cupy

@@ -84,7 +84,7 @@ def test_the_next_segment_comes_down_while_one_is_reduced(cupy, monkeypatch):
 def test_by_an_mpi_that_takes_addresses(algorithm, op, comm, cupy, monkeypatch, everywhere):
     monkeypatch.setenv(gpu_mpi.VARIABLE, "1")
     faults = []
-    for n in (1, 2, 5, 1000):
+    for n in (0, 1, 2, 5, 1000):
         faults += faults_of(comm, cupy, n, np.float64, op, algorithm)
         faults += faults_of(comm, cupy, n, np.float32, op, algorithm, out=True)
     everywhere(faults)

@@ -110,6 +110,7 @@ def test_norms(xp):
 COMPRESSORS = {
     "topk": lambda: TopK(0.1),
     "topk, momentum": lambda: TopK(0.1, momentum=0.9, warmup_steps=2),
+    "topk, overshoot": lambda: TopK(0.1, overshoot=1.5),
     "topk, int8": lambda: TopK(0.1, values="int8"),
     "randomk": lambda: RandomK(0.1),
     "randomk, qsgd4": lambda: RandomK(0.1, values="qsgd4"),
