@@ -10,10 +10,11 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from typer.main import get_command
@@ -56,7 +57,28 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if {"--help", "--version"} & {*arguments} and launched_rank(os.environ) > 0:
         sys.exit(0)  # once is enough
-    sys.exit(_run(get_command(app), arguments))
+    python_shows = warnings.showwarning
+    warnings.showwarning = _show_warning
+    try:
+        status = _run(get_command(app), arguments)
+    finally:
+        warnings.showwarning = python_shows
+    sys.exit(status)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning that is for the user, in one line; others as Python does."""
+    if issubclass(category, UserWarning):
+        console.warning(str(message))
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno, line), file=sys.stderr)
 
 
 def _run(command: Callable[..., object], arguments: list[str]) -> int:

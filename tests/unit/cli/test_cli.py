@@ -203,3 +203,15 @@ def test_an_error_on_one_rank_ends_all(folder):
     assert time.monotonic() - started < 30
     assert "rank 1: " in done.stderr
     assert "this rank has lost its mind" in done.stderr
+
+
+def test_a_damaged_checkpoint_is_told_in_one_line(folder):
+    """The checkpoint before it is used; here there is none, and the run starts anew."""
+    saving = ("--set", "checkpoint.every_epochs=1")
+    assert paropt("train", "small.toml", *saving).returncode == 0
+    for state in (folder / "runs/small/checkpoints").glob("*/rank-00000.npz"):
+        state.write_bytes(b"damage")
+    done = paropt("train", "small.toml", *saving, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "paropt: warning: checkpoint" in done.stderr
+    assert "UserWarning" not in done.stderr
