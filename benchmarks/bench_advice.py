@@ -19,7 +19,7 @@ from pathlib import Path
 from network_namespaces import SlowNetwork, check_rights
 from rich.console import Console
 from rich.table import Table
-from slow_network import mpiexec
+from slow_network import mpiexec, training_config
 
 LIMIT = 0.25  # of the measured time
 # Mbit/s, and hidden units: gradients so long that the link, not the cores that all ranks share,
@@ -35,16 +35,6 @@ each host, beside what training takes in each way, over links that are shaped to
 network is the larger the faster the link, since all ranks share the cores of one machine. A
 prediction that is more than 25 % off is marked, as is every pair of ways that it puts in the wrong
 order by more than that.
-"""
-CONFIG = """
-[data]
-format = "digits"
-[model]
-hidden = [{width}, {width}]
-[train]
-epochs = {epochs}
-batch = {batch}
-lr = 0.02
 """
 Row = dict[str, object]
 
@@ -76,7 +66,7 @@ def compare(options: argparse.Namespace, hosts: int, rate: float) -> list[Row]:
     """Return prediction and measurement of every way on so many hosts."""
     with SlowNetwork(hosts, rate * 1e6) as network, tempfile.TemporaryDirectory() as folder:
         config, out = Path(folder) / "run.toml", Path(folder) / "ways.json"
-        text = CONFIG.format(width=WIDTHS[rate], epochs=options.epochs, batch=BATCH)
+        text = training_config(WIDTHS[rate], options.epochs, BATCH, 0.02)
         config.write_text(text)
         start = [sys.executable, "-m", "mpi4py"]
         network.mpiexec(mpiexec(), 1, [*start, __file__, "--predict", str(config), str(out)], {})
@@ -109,8 +99,10 @@ def predict(config: Path, out: Path) -> None:
     with world() as comm:
         work = calibration.measure_workload(load_config(config))
         shape, costs = calibration.measure_link(comm, work.gradient_bytes)
+        sparse = calibration.measure_sparse(comm, work)
         tuned = calibration.is_tuned(shape, work.gradient_bytes)
-        advice = advisor.advise(work, advisor.Machine(shape, costs, tuned=tuned))
+        machine = advisor.Machine(shape, costs, tuned=tuned, sparse_seconds=sparse)
+        advice = advisor.advise(work, machine)
         if comm.rank == 0:
             rows = [
                 {

@@ -40,18 +40,6 @@ SPARSE = ("allgather", "split", "reselect")
 MORE_EPOCHS = 3
 LIMIT_OF_LOSS = 0.003  # of the test accuracy, for a compressed training to count
 
-TRAINING = """
-[data]
-format = "digits"
-[model]
-hidden = [{width}, {width}]
-[train]
-epochs = {epochs}
-batch = 32
-lr = 0.05
-warmup_epochs = 1.0
-"""
-
 
 def main() -> None:
     """Make the networks, run the ranks in them, and tell what came out."""
@@ -89,6 +77,21 @@ def mpiexec() -> Path:
     if not beside.exists() or not (beside.parent / "mpichversion").exists():
         sys.exit(f"{beside} is not MPICH's: run it with the Python of .venv-mpich")
     return beside
+
+
+def training_config(width: int, epochs: int, batch: int, lr: float, more: str = "") -> str:
+    """Return a training of the digits with two hidden layers; `more` lines go below [train]."""
+    return f"""
+[data]
+format = "digits"
+[model]
+hidden = [{width}, {width}]
+[train]
+epochs = {epochs}
+batch = {batch}
+lr = {lr}
+{more}
+"""
 
 
 def collectives(options: argparse.Namespace, name: str, hosts: int) -> dict[str, object]:
@@ -176,7 +179,8 @@ def training(options: argparse.Namespace, name: str) -> list[dict[str, object]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "train.toml"
-        config.write_text(TRAINING.format(width=options.width, epochs=options.epochs))
+        text = training_config(options.width, options.epochs, 32, 0.05, "warmup_epochs = 1.0")
+        config.write_text(text)
         paropt = str(Path(sys.executable).parent / "paropt")
         for density in (None, *DENSITIES):
             run = Path(folder) / f"run-{density}"

@@ -66,6 +66,7 @@ def advise_command(
             _check_given(network, nodes, ntasks_per_node, latency)
             work = calibration.measure_workload(config)
         shape, costs = calibration.measure_link(comm, work.gradient_bytes)
+        sparse = None if network is not None else calibration.measure_sparse(comm, work)
         if network is not None:
             nodes, each = nodes or NODES, ntasks_per_node or 1
             shape = Shape(nodes * each, nodes, each, 1, shares_memory=True)
@@ -73,7 +74,7 @@ def advise_command(
             costs = replace(costs, link_latency=latency * 1e-6, link_bandwidth=bandwidth)
         if comm.rank == 0:
             tuned = calibration.is_tuned(shape, work.gradient_bytes)
-            machine = advisor.Machine(shape, costs, bytes_each, tuned)
+            machine = advisor.Machine(shape, costs, bytes_each, tuned, sparse)
             _show(advisor.advise(work, machine), shape.ranks)
 
 

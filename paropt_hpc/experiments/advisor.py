@@ -10,12 +10,13 @@ compute             ``t0 + t1 B / P``: a fixed part of a step, and one per sampl
                     meet they also tell each other their losses: a tiny all-reduce
 all-reduce          ``comm.tuning``'s model of the algorithm that a run would choose for n bytes
 accumulate N        ``t0 + t1 B / P + allreduce / N``: one exchange for N batches
-Top-k               select, decode, ``2 ceil(log2 P) a + (P - 1) m / b`` for messages of m
-                    bytes, whose lengths go before them
+Top-k               as measured on the ranks started; elsewhere: select, decode,
+                    ``2 ceil(log2 P) a + (P - 1) m / b`` for messages of m bytes, whose lengths
+                    go before them
 gossip              ``2 a + 2 n / b`` on a ring, half of it with one peer
 bounded server      the server's link, in each direction: ``(P - 1) (a + n / b)`` for P - 1
-                    gradients, at least ``a + n / b`` beside the computing of a worker, whose
-                    next parameters come meanwhile
+                    gradients, but no less than a worker's computing and ``2 (a + n / b)``: it
+                    sends a gradient, then waits for parameters
 pipeline            ``(M + S - 1) / M`` times the computing on S stages with M microbatches
 ==================  ==========================================================================
 """
@@ -82,6 +83,7 @@ class Machine:
     costs: CostModel
     memory: float = math.inf  # bytes of one device
     tuned: bool = False  # `paropt tune-comm` has measured which all-reduce is the best here
+    sparse_seconds: float | None = None  # of a Top-k exchange, with selection; None: not measured
 
     @property
     def ranks(self) -> int:
@@ -209,9 +211,12 @@ def _dense(work: Workload, machine: Machine, plain: _Plain) -> list[Way]:
 def _sparse(work: Workload, machine: Machine, plain: _Plain) -> Way:
     """Everybody gets the messages of all others, by recursive doubling."""
     p, entries = machine.ranks, max(1, round(DENSITY * work.parameters))
-    latency = machine.message(0)
-    each = machine.message(entries * _ENTRY_BYTES) - latency
-    talk = 2 * math.ceil(math.log2(p)) * latency + (p - 1) * each
+    if machine.sparse_seconds is None:
+        latency = machine.message(0)
+        each = machine.message(entries * _ENTRY_BYTES) - latency
+        talk = 2 * math.ceil(math.log2(p)) * latency + (p - 1) * each
+    else:
+        talk = max(0.0, machine.sparse_seconds - work.select_seconds)
     busy = _Plain(plain.seconds + work.select_seconds, plain.told, work.memory(p, extra=1))
     return busy.way(
         f"Top-k {DENSITY:.0%}",
@@ -247,7 +252,7 @@ def _server(work: Workload, machine: Machine, memory: float) -> Way:
     """One rank serves: the others' gradients share its link, its answers the other direction."""
     workers, message = machine.ranks - 1, machine.message(work.gradient_bytes)
     compute = work.step_seconds + work.sample_seconds * work.batch / workers
-    seconds = max(compute + message, workers * message)
+    seconds = max(compute + 2 * message, workers * message)
     return Way(
         "bounded server",
         seconds,

@@ -18,8 +18,16 @@ from paropt_hpc.errors import ConfigError
 from paropt_hpc.experiments.advisor import DENSITY, Workload
 from paropt_hpc.train import Config, Trainer
 from paropt_hpc.train.samplers import Shard
+from paropt_hpc.train.wire import MessageWire
 
-__all__ = ["is_tuned", "measure_link", "measure_workload", "parse_bandwidth", "parse_memory"]
+__all__ = [
+    "is_tuned",
+    "measure_link",
+    "measure_sparse",
+    "measure_workload",
+    "parse_bandwidth",
+    "parse_memory",
+]
 
 _STATES = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
 _REPEATS = 7
@@ -85,6 +93,28 @@ def measure_link(comm: Communicator, nbytes: int) -> tuple[Shape, CostModel]:
     if shape.nodes == 1:
         return shape, replace(costs, node_latency=latency, node_bandwidth=bandwidth)
     return shape, replace(costs, link_latency=latency, link_bandwidth=bandwidth)
+
+
+def measure_sparse(comm: Communicator, work: Workload) -> float | None:
+    """Time the exchange of Top-k as training carries it out, with its selection; collective.
+
+    None on one rank. The gradients are random and differ from rank to rank, so that the messages
+    have the indices of all.
+    """
+    if comm.size == 1:
+        return None
+    dtype = np.dtype(f"f{work.itemsize}")
+    wire = MessageWire(comm, TopK(DENSITY))
+    wire.start(work.parameters, dtype)
+    fresh = np.random.default_rng(comm.rank).standard_normal(work.parameters).astype(dtype)
+    gradient = fresh.copy()
+
+    def once() -> None:
+        np.copyto(gradient, fresh)
+        wire.send(gradient, wire.buckets[0])
+        wire.finish(gradient, check=False)
+
+    return _in_a_row(comm, once)
 
 
 def is_tuned(shape: Shape, nbytes: int) -> bool:
@@ -153,11 +183,15 @@ def _select_seconds(gradient: NDArray[np.floating]) -> float:
 
 
 def _collective_seconds(comm: Communicator, buffer: NDArray[np.floating], name: str) -> float:
+    return _in_a_row(comm, lambda: comm.allreduce(buffer, "sum", name))
+
+
+def _in_a_row(comm: Communicator, call: Callable[[], object]) -> float:
     """Return the seconds of one of several in a row, as steps follow one another."""
 
     def row() -> None:
         for _ in range(_ROW):
-            comm.allreduce(buffer, "sum", name)
+            call()
 
     comm.barrier()
     return float(comm.gather_scalars(_median_seconds(row)).max()) / _ROW

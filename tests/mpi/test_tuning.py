@@ -6,7 +6,8 @@ import pytest
 from paropt_hpc.comm import Communicator
 from paropt_hpc.comm.tuning import ALGORITHMS, CostModel, Table, measure
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.experiments.calibration import measure_link
+from paropt_hpc.experiments.advisor import Workload
+from paropt_hpc.experiments.calibration import measure_link, measure_sparse
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -42,15 +43,15 @@ def test_auto_uses_the_table_that_rank_0_finds(world, everywhere, tmp_path, monk
 
 
 def test_a_table_holds_for_the_short_way_too(world, everywhere, tmp_path, monkeypatch):
-    rows = [(4000, "shared"), (10**9, "ring")]
+    rows = [(2000, "shared"), (10**9, "recursive_doubling")]
     Table({f"{world.size} x 1 x 1": rows}).save(tmp_path / "table.json")
     monkeypatch.setenv("PAROPT_TUNING", str(tmp_path / "table.json"))
     faults = []
     with Communicator(world, check=False) as comm:
         for n in (1000, 1001):
             before = comm.memory_bytes
-            comm.allreduce(np.zeros(n, np.float32), "sum")
-            # Only the ring needs a workspace of its own.
+            comm.allreduce(np.zeros(n, np.float16), "sum")
+            # Only recursive doubling takes memory, to widen what it sends.
             if (comm.memory_bytes > before) != (n > 1000):
                 faults.append(f"{n} floats: not what the table says")
     everywhere(faults)
@@ -72,3 +73,11 @@ def test_the_advisor_measures_the_link(world):
         else:  # all ranks are on one node
             assert 0 < costs.node_latency < 1
             assert costs.node_bandwidth > 1e3
+
+
+def test_the_advisor_measures_top_k(world):
+    with Communicator(world) as comm:
+        work = Workload(5000, 4, 1, 8, 100, 0.0, 0.0, 0.0, 0.0)
+        seconds = measure_sparse(comm, work)
+        assert seconds is None if comm.size == 1 else 0 < seconds < 10
+        assert comm.traffic["sparse_allreduce"].calls > 0 or comm.size == 1

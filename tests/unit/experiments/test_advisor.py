@@ -59,11 +59,18 @@ def test_top_k_sends_messages_of_all_others():
     assert way.memory == named(ways(WORK, machine(125e6)), "all-reduce").memory + 40e6
 
 
-def test_a_server_is_bound_by_one_direction_of_its_link():
+def test_top_k_as_measured():
+    """What was measured has the selection in it."""
+    way = named(ways(WORK, machine(125e6, sparse_seconds=0.010)), "Top-k 1%")
+    assert way.seconds == pytest.approx(0.065 + 0.010 + TOLD)
+    assert way.communication == pytest.approx((0.006 + TOLD) / way.seconds)
+
+
+def test_a_server_is_bound_by_its_link_or_by_what_one_worker_does():
     message = 1e-5 + 40e6 / 125e6
     assert named(ways(WORK, machine(125e6)), "bounded server").seconds == pytest.approx(3 * message)
     one_worker = named(ways(WORK, machine(125e6, ranks=2)), "bounded server")
-    assert one_worker.seconds == pytest.approx(0.001 + 0.256 + message)
+    assert one_worker.seconds == pytest.approx(0.001 + 0.256 + 2 * message)
 
 
 def test_an_untuned_choice_is_predicted_as_it_is_made_and_said():
