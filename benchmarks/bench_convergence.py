@@ -281,7 +281,8 @@ no figure is typed by hand. Every strategy trains on the same global batch with 
 those that suit all-reduce: nothing is tuned for one of them. Top-k is plain error feedback before
 the optimizer's momentum, in which a gradient of the CNN arrives about a third of an epoch late. The
 recipe against that is `compress.overshoot = 1.8` and `compress.warmup_epochs = 1`: what is sent is
-sent on credit, and the density falls from 100 % over the first epoch. The
+sent on credit, and the density falls from 100 % over the first epoch, which sends much of the bytes
+of a short run. Gradients of the perceptron are hardly late, and plain Top-k suits it better. The
 logistic regression has fewer parameters than the 256 entries that Top-k is told to send at least
 (`compress.min_entries`): there it sends all of them. The target is a mean training loss of an
 epoch, interpolated between epochs. Accuracy is that of the test part at the end, in percent, with
