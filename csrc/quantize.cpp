@@ -4,22 +4,12 @@
 #include <type_traits>
 
 #include "common.hpp"
+#include "quantize_scalars.hpp"
 
 namespace paropt {
 
 constexpr std::size_t kGroup = 256;   // values with one scale
 constexpr std::size_t kBatch = 4096;  // values whose codes fit the L1 cache
-constexpr std::uint32_t kGolden = 0x9e3779b9;
-constexpr float kQsgdUnit = 4096, kLeastQsgdScale = 0x1p-110f;  // so that unit / scale is finite
-
-// Spread the seed and the number of a group over 32 bits: G. L. Steele et al., "Fast splittable
-// pseudorandom number generators", OOPSLA 2014.
-inline std::uint32_t group_random(std::uint64_t seed, std::uint64_t group) {
-  std::uint64_t x = seed + (group + 1) * 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return static_cast<std::uint32_t>((x ^ x >> 31) >> 32);
-}
 
 }  // namespace paropt
 

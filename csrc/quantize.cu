@@ -3,15 +3,14 @@
 // group, and a lane one of the 16 sums that the order asks for.
 
 #include "quantize.cuh"
+#include "quantize_scalars.hpp"
 #include "quantize_values.cuh"
 
 namespace paropt::cuda {
 namespace {
 
 constexpr unsigned kFour = Vector<float>::kCount;
-constexpr unsigned kRows = 16;  // of 16 values: a group in the order of its sum
-constexpr std::uint32_t kGolden = 0x9e3779b9, kNan = 0x7fc00000;
-constexpr float kQsgdUnit = 4096, kLeastQsgdScale = 0x1p-110f;
+constexpr unsigned kRows = 16;    // of 16 values: a group in the order of its sum
 constexpr unsigned kVectors = 4;  // loads of a thread in flight
 
 static_assert(sizeof(QuantizeCounts) == kQuantizeWorkspace, "counts are kept as they are read");
@@ -21,37 +20,6 @@ struct Counts {
 };
 
 // ---- one value ---------------------------------------------------------------------------------
-
-__device__ __forceinline__ bool finite(float x) { return key_of(x) < FloatBits<float>::kInfinity; }
-
-// What error feedback keeps of acc when `sent` goes out.
-__device__ __forceinline__ float kept(float acc, float sent) {
-  return finite(acc) ? acc - sent : 0;
-}
-
-__device__ __forceinline__ int nearest(float x) {
-  return static_cast<int>(bits_of(x + 0x1.8p23f)) - 0x4b400000;
-}
-
-__device__ __forceinline__ std::uint32_t mixed(std::uint32_t x) {
-  x = (x ^ x >> 16) * 0x85ebca6b;
-  x = (x ^ x >> 13) * 0xc2b2ae35;
-  return x ^ x >> 16;
-}
-
-__device__ __forceinline__ std::uint32_t group_random(std::uint64_t seed, std::uint64_t group) {
-  std::uint64_t x = seed + (group + 1) * 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return static_cast<std::uint32_t>((x ^ x >> 31) >> 32);
-}
-
-__device__ __forceinline__ float scale_for(std::uint32_t key, float steps, float least) {
-  if (key >= FloatBits<float>::kInfinity) return float_of(kNan);
-  float scale = float_of(key) / steps;
-  if (!finite(scale * steps)) scale = float_of(bits_of(scale) - 1);
-  return scale < least ? 0 : scale;
-}
 
 template <class Half>
 constexpr std::uint32_t kBeyond = 0x477ff000;  // least key that rounds to infinity: 65520
@@ -108,9 +76,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (unsigned i = 0; i < kEach; ++i) {
       float& x = acc[i / kFour].at[i % kFour];
-      const bool beyond = finite(x) && key_of(x) >= kBeyond<Half>;
+      const bool beyond = is_finite(x) && key_of(x) >= kBeyond<Half>;
       saturated += beyond;
-      nonfinite += !finite(x);
+      nonfinite += !is_finite(x);
       const float largest = float_of(kLargest<Half> | (bits_of(x) & 0x80000000));
       halves.at[i] = rounded<Half>(beyond ? largest : x);
       x = kept(x, to_float(halves.at[i]));
@@ -185,7 +153,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (unsigned i = 0; i < kFour; ++i) {
         float& x = acc[v].at[i];
-        nonfinite += !finite(x);
+        nonfinite += !is_finite(x);
         const unsigned code = word >> kBits * i & ((1u << kBits) - 1);
         x = kept(x, scaled_value(kType, code, scale == scale ? scale : 0));
       }
@@ -212,8 +180,8 @@ __device__ float mean_magnitude(const float* x, unsigned count, bool all_finite)
   const auto divisor = static_cast<float>(count);
   const float mean = sum_magnitudes(x, 1) / divisor;
   const float small = sum_magnitudes(x, 0x1p-8f) / divisor;
-  if (!all_finite) return float_of(kNan);
-  if (finite(mean)) return mean;
+  if (!all_finite) return float_of(0x7fc00000);
+  if (is_finite(mean)) return mean;
   // The sum of 256 is too large a number, the mean of them is none.
   return small < 0x1p120f ? small * 0x1p8f : float_of(0x7f7fffff);
 }
@@ -238,7 +206,7 @@ __global__ void __launch_bounds__(kThreads)
     unsigned bad = 0, minus = 0;
 #pragma unroll
     for (unsigned row = 0; row < kRows; ++row) {
-      bad += !finite(x[row]);
+      bad += !is_finite(x[row]);
       const unsigned ballot = __ballot_sync(kAllLanes, bits_of(x[row]) >> 31 != 0);
       if (row == column) minus = ballot >> (half * kRows) & 0xffff;
     }

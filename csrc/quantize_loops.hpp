@@ -44,15 +44,6 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE float sum_magnitudes(const float* x, float by
   return sums[0];
 }
 
-// The scale for codes up to `steps`: 0 where it would be below `least`, NaN where a value is not
-// finite, and so small that no code decodes to infinity.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE float scale_for(std::uint32_t key, float steps, float least) {
-  if (key >= FloatBits<float>::kInfinity) return float_of(0x7fc00000);
-  float scale = float_of(key) / steps;
-  if (key_of(scale * steps) >= FloatBits<float>::kInfinity) scale = float_of(bits_of(scale) - 1);
-  return scale < least ? 0 : scale;
-}
-
 // The mean magnitude of a group of finite values, NaN for others.
 PAROPT_TARGET PAROPT_ALWAYS_INLINE float mean_magnitude(const float* x, std::size_t count) {
   const float mean = sum_magnitudes(x, 1) / static_cast<float>(count);
@@ -61,11 +52,6 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE float mean_magnitude(const float* x, std::siz
   // The sum of 256 is too large a number, the mean of them is none.
   const float small = sum_magnitudes(x, 0x1p-8f) / static_cast<float>(count);
   return small < 0x1p120f ? small * 0x1p8f : float_of(0x7f7fffff);
-}
-
-// What error feedback keeps of acc when `sent` goes out: nothing of a value that is not finite.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE float kept(float acc, float sent) {
-  return key_of(acc) < FloatBits<float>::kInfinity ? acc - sent : 0;
 }
 
 PAROPT_TARGET PAROPT_ALWAYS_INLINE void keep(const float* acc, const float* __restrict sent,
@@ -91,11 +77,6 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE const float* accumulate(const float* __restri
     room[i] = i >= count ? 0 : residual == nullptr ? values[i] : residual[i] + values[i];
   }
   return room;
-}
-
-// Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE std::int32_t nearest(float x) {
-  return static_cast<std::int32_t>(bits_of(x + 0x1.8p23f)) - 0x4b400000;
 }
 
 // Encode a group as int8 and return its scale.
@@ -143,15 +124,9 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE float encode_int8(const float* x,
   return scale;
 }
 
-// The last mixing steps of MurmurHash3 make 32 random bits of a counter.
-PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint32_t mixed(std::uint32_t x) {
-  x = (x ^ x >> 16) * 0x85ebca6b;
-  x = (x ^ x >> 13) * 0xc2b2ae35;
-  return x ^ x >> 16;
-}
-
 #if PAROPT_LEVEL == 2
 
+// 16 counters at once.
 PAROPT_TARGET PAROPT_ALWAYS_INLINE __m512i mixed(__m512i x) {
   const __m512i first = _mm512_set1_epi32(static_cast<int>(0x85ebca6b));
   const __m512i second = _mm512_set1_epi32(static_cast<int>(0xc2b2ae35));

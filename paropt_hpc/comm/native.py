@@ -31,7 +31,7 @@ def select(backend: str | None = None) -> ModuleType | None:
     ----------
     backend : {"auto", "native", "reference"}, optional
         Default: the environment variable ``PAROPT_BACKEND``, else ``"auto"``, which takes the
-        native module where it was built.
+        native module where it was built. ``cuda`` in that variable is a word for the kernels.
 
     Returns
     -------
@@ -46,6 +46,8 @@ def select(backend: str | None = None) -> ModuleType | None:
         The module was built against another MPI than mpi4py has loaded.
     """
     chosen = backend or os.environ.get("PAROPT_BACKEND") or "auto"
+    if backend is None and chosen == "cuda":
+        chosen = "auto"
     if chosen not in _BACKENDS:
         source = "PAROPT_BACKEND" if backend is None else "backend"
         raise ConfigError(f"{source} must be one of {', '.join(_BACKENDS)}, got {chosen!r}")

@@ -100,6 +100,12 @@ def test_unknown_backend(monkeypatch):
         native.select()
 
 
+def test_a_backend_of_the_kernels_alone(monkeypatch):
+    monkeypatch.setattr(native, "load", lambda: "loaded")
+    monkeypatch.setenv("PAROPT_BACKEND", "cuda")
+    assert native.select() == "loaded"
+
+
 def test_reference_needs_no_module(monkeypatch):
     monkeypatch.setattr(native, "load", lambda: pytest.fail("must not be loaded"))
     assert native.select("reference") is None
