@@ -170,7 +170,9 @@ def ddp_worker(options: argparse.Namespace) -> None:
         figures = ddp_steps(options, batch)
         if dist.get_rank() == 0:
             print(json.dumps({"case": f"batch {batch}", **figures}), flush=True)
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # on a busy machine, gloo's threads can outlive their group, and abort the process
 
 
 def ddp_steps(options: argparse.Namespace, batch: int) -> dict[str, float]:
