@@ -38,6 +38,9 @@ __all__ = ["main"]
 
 # A launcher may end the ranks before it has read what they said: seconds to read it in.
 _LAST_WORDS = 0.2
+# The end of any rank ends the others: so long those of which MPI has not started wait for rank 0,
+# which speaks for all.
+_FIRST_WORDS = 1.0
 
 app = typer.Typer(
     help="Parallel optimisation on MPI clusters.",
@@ -105,7 +108,8 @@ def _fail(text: str, status: int, *, everywhere: bool) -> int:
     if everywhere:
         if rank == 0:
             console.error(text)
-        finish()
+        if not finish() and rank > 0:
+            time.sleep(_FIRST_WORDS)
         return status
     console.error(text if size == 1 else f"rank {rank}: {text}")
     time.sleep(_LAST_WORDS)

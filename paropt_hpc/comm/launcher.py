@@ -129,8 +129,10 @@ def abort(status: int) -> None:
         mpi.COMM_WORLD.Abort(status)
 
 
-def finish() -> None:
+def finish() -> bool:
     """End MPI, if it is running, so that the exit status of every rank is its own; collective.
+
+    Returns whether it was running.
 
     ``python -m mpi4py`` otherwise answers a status other than 0 with ``MPI_Abort``, which kills
     the ranks that are a little later, and the launcher then reports the kill.
@@ -138,6 +140,7 @@ def finish() -> None:
     mpi = _running()
     if mpi is not None:
         mpi.Finalize()
+    return mpi is not None
 
 
 def _running() -> Any:
