@@ -95,6 +95,10 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE void encode_half(const float* x, float* resid
                                                     QuantizeCounts& counts) {
   for (std::size_t i = 0; i < kGroup; i += 32, out += 64) {
     float* rest = residual == nullptr ? nullptr : residual + i;
+    for (std::size_t j = 0; stream && rest != nullptr && j < 32; j += 16) {
+      fetch_ahead(x + i + j);
+      fetch_ahead(rest + j);
+    }
     const __m256i low = encode_half16<Half>(x + i, rest, counts);
     if (rest != nullptr) rest += 16;
     const __m256i high = encode_half16<Half>(x + i + 16, rest, counts);

@@ -68,6 +68,10 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE const float* accumulate(const float* __restri
                                                            const float* __restrict residual,
                                                            std::size_t count,
                                                            float* __restrict room) {
+  for (std::size_t i = 0; i < kGroup; i += 16) {
+    fetch_ahead(values + i);
+    if (residual != nullptr) fetch_ahead(residual + i);
+  }
   if (residual == nullptr && count == kGroup) return values;
   if (count == kGroup) {
     for (std::size_t i = 0; i < kGroup; ++i) room[i] = residual[i] + values[i];

@@ -50,6 +50,7 @@ PAROPT_TARGET float sum_all(const float* in, std::size_t n) {
   float sums[64] = {}, total = 0;
   std::size_t i = 0;
   for (; i + 64 <= n; i += 64) {
+    for (std::size_t j = 0; j < 64; j += 16) fetch_ahead(in + i + j);
     for (std::size_t j = 0; j < 64; ++j) sums[j] += in[i + j];
   }
   for (; i < n; ++i) total += in[i];

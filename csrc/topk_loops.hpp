@@ -156,6 +156,11 @@ PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t add_at_least64(float* residual,
 template <class T>
 PAROPT_TARGET PAROPT_ALWAYS_INLINE std::uint64_t hits64(const T* gradient, T* add_to, const T* x,
                                                         KeyOf<T> bound) {
+  constexpr std::size_t kLine = 64 / sizeof(T);
+  for (std::size_t j = 0; j < 64; j += kLine) {
+    fetch_ahead(x + j);
+    if (add_to != nullptr) fetch_ahead(gradient + j);
+  }
   if (add_to != nullptr) return add_at_least64(add_to, gradient, bound);
   return at_least64(x, bound);
 }
