@@ -9,6 +9,7 @@ unless the disk has damaged it later, which the checksums tell.
 
 import json
 import os
+import platform
 import shutil
 import warnings
 import zipfile
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paropt_hpc import __version__
 from paropt_hpc.comm import Communicator
 from paropt_hpc.errors import DataError
 
@@ -37,6 +39,14 @@ class Checkpoint(NamedTuple):
     step: int  # steps done
     position: dict[str, Any]  # where the run stood, as it was saved
     parts: int  # how many there are
+    versions: dict[str, str]  # of what has written it
+
+    @property
+    def updated(self) -> str:
+        """What is of another version here than it was there; empty if nothing is."""
+        now = _versions()
+        changed = [name for name, then in self.versions.items() if now.get(name, then) != then]
+        return ", ".join(f"{name} was {self.versions[name]} and is {now[name]}" for name in changed)
 
     def state(self, part: str) -> State:
         """Read a part; local."""
@@ -93,7 +103,7 @@ class Checkpoints:
 
         A damaged one is passed over with a warning. The ranks share the work of checking.
         """
-        for folder in sorted(self.folder.glob("step-*"), reverse=True):
+        for folder in reversed(self._all()):
             found, fault = None, ""
             try:
                 found = _checked(folder, self.comm.rank, self.comm.size)
@@ -106,8 +116,12 @@ class Checkpoints:
                 warnings.warn(f"checkpoint {folder} is damaged: {reason}", stacklevel=2)
         return None
 
+    def _all(self) -> list[Path]:
+        """Return the folders of all checkpoints by step, of which a long run has nine digits."""
+        return sorted(self.folder.glob("step-*"), key=lambda folder: (len(folder.name), folder))
+
     def _remove_old(self, newest: Path) -> None:
-        whole = sorted(self.folder.glob("step-*"))
+        whole = self._all()
         whole.remove(newest)
         for folder in whole[: max(0, len(whole) - self.keep + 1)]:
             shutil.rmtree(folder, ignore_errors=True)
@@ -185,6 +199,11 @@ def _restored(name: str, value: Any) -> tuple[str, Any]:
     return name.removesuffix(_JSON), leaf
 
 
+def _versions() -> dict[str, str]:
+    own = {"paropt-hpc": __version__, "numpy": np.__version__}
+    return own | {"python": platform.python_version()}
+
+
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
@@ -236,6 +255,7 @@ def _write_manifest(folder: Path, step: int, position: dict[str, Any], gathered:
         for part, checksum in sorted(checksums.items())
     }
     manifest = {"version": VERSION, "step": step, "position": position, "files": files}
+    manifest["versions"] = _versions()
     with (folder / "manifest.json").open("w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=1)
         file.flush()
@@ -252,4 +272,5 @@ def _checked(folder: Path, rank: int, size: int) -> Checkpoint:
         path, expected = folder / name, files[name]
         if path.stat().st_size != expected["bytes"] or _checksum(path) != expected["crc32"]:
             raise ValueError(f"{name} is not the file that was written")
-    return Checkpoint(folder, manifest["step"], manifest["position"], len(files))
+    versions = manifest.get("versions", {})  # older ones do not say
+    return Checkpoint(folder, manifest["step"], manifest["position"], len(files), versions)

@@ -38,16 +38,16 @@ class RunFolder:
         self.path = path
         self._writer: Any = None  # of TensorBoard's event files
         self._metrics = path / "metrics.jsonl"
-        resume = run.resume and self._metrics.exists()
-        if self._metrics.exists() and not run.overwrite and not resume:
+        if self._metrics.exists() and not run.overwrite and not run.resume:
             raise ConfigError(
                 f"{path} already holds the results of a run; name another run.dir, "
                 "go on with --resume, or replace them with --set run.overwrite=true"
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if not resume:
+            if not (run.resume and self._metrics.exists()):
                 self._write("metrics.jsonl", "")
+            if not run.resume:
                 shutil.rmtree(path / "checkpoints", ignore_errors=True)
             (path / "summary.json").unlink(missing_ok=True)
             self._write("config.toml", to_toml(config))

@@ -418,9 +418,10 @@ class Trainer:
     def _check_probe(self, found: Checkpoint, expected: float) -> None:
         got = self._probe()
         if not np.isclose(got, expected, rtol=1e-5, atol=0):
+            why = found.updated or "the data or the program has changed since"
             raise DataError(
                 f"the model restored from {found.folder} has loss {got} on a few samples where "
-                f"{expected} was stored; the data or the program has changed since"
+                f"{expected} was stored; {why}"
             )
 
     def _record(self, epoch: int, meter: Meter) -> None:

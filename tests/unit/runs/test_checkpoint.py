@@ -70,6 +70,28 @@ def test_the_newest_is_found_and_old_ones_go(checkpoints):
     ]
 
 
+def test_the_newest_of_a_long_run_is_found(checkpoints):
+    for step in (99_999_998, 99_999_999, 100_000_000):
+        checkpoints.save(step, {}, {"rank-00000": state_of(7)})
+    assert checkpoints.load().step == 100_000_000
+    assert len(list(checkpoints.folder.iterdir())) == 2
+
+
+def test_what_has_written_it_is_known(checkpoints):
+    checkpoints.save(1, {}, {"rank-00000": state_of(1)})
+    found = checkpoints.load()
+    assert found.versions["numpy"] == np.__version__
+    assert found.updated == ""
+    manifest = checkpoints.folder / "step-00000001" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["versions"] |= {"numpy": "1.0", "pigeons": "3"}
+    manifest.write_text(json.dumps(content))
+    assert checkpoints.load().updated == f"numpy was 1.0 and is {np.__version__}"
+    del content["versions"]
+    manifest.write_text(json.dumps(content))
+    assert checkpoints.load().updated == ""
+
+
 def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -35,6 +35,17 @@ def test_results_are_not_overwritten_unasked(tmp_path):
         read_summary(tmp_path)
 
 
+def test_checkpoints_stay_when_a_run_goes_on(tmp_path):
+    saved = tmp_path / "checkpoints" / "step-00000001"
+    saved.mkdir(parents=True)
+    folder = folder_of(tmp_path, Config(run=RunConfig(resume=True)))  # its metrics were lost
+    folder.keep_metrics(3)
+    folder.add_metrics({"epoch": 4})
+    assert saved.is_dir()
+    folder_of(tmp_path, Config(run=RunConfig(overwrite=True)))
+    assert not saved.exists()
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write the run folder"):
