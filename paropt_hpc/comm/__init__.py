@@ -12,7 +12,12 @@ from paropt_hpc.comm.neighbor_exchange import (
     neighbor_exchange_bytes,
 )
 from paropt_hpc.comm.ring_allreduce import ring_allreduce
-from paropt_hpc.comm.sparse_allreduce import SparseResult, sparse_allreduce
+from paropt_hpc.comm.sparse_allreduce import (
+    SparseResult,
+    remember_ranges,
+    remembered_ranges,
+    sparse_allreduce,
+)
 from paropt_hpc.comm.topology import PushTopology, Topology
 from paropt_hpc.comm.traffic import OperationTraffic, Traffic
 
@@ -30,6 +35,8 @@ __all__ = [
     "grid_shape",
     "neighbor_exchange",
     "neighbor_exchange_bytes",
+    "remember_ranges",
+    "remembered_ranges",
     "ring_allreduce",
     "sparse_allreduce",
     "world",

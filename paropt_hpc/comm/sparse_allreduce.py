@@ -43,7 +43,13 @@ from paropt_hpc.kernels import message as messages
 from paropt_hpc.kernels.index_codec import index_dtype
 from paropt_hpc.kernels.memory import memory_of
 
-__all__ = ["SCHEMES", "SparseResult", "sparse_allreduce"]
+__all__ = [
+    "SCHEMES",
+    "SparseResult",
+    "remember_ranges",
+    "remembered_ranges",
+    "sparse_allreduce",
+]
 
 SCHEMES = ("auto", "allgather", "split", "reselect", "dense")
 
@@ -254,6 +260,24 @@ def sparse_allreduce(
         )
     transport.finish("sparse_allreduce", start, call.sent, call.received)
     return result
+
+
+def remembered_ranges(comm: Communicator, n: int, bucket: int = 0) -> NDArray[np.int64] | None:
+    """Return where the next split cuts a vector of `n` entries; None if it is to find out; local.
+
+    What ``"reselect"`` drops depends on it.
+    """
+    return comm._transport.keep(_Workspace).ranges.get((bucket, n), _Ranges()).bounds
+
+
+def remember_ranges(
+    comm: Communicator, n: int, bounds: NDArray[np.int64] | None, bucket: int = 0
+) -> None:
+    """Let the next split cut a vector of `n` entries as `remembered_ranges` has told; local.
+
+    The same on all ranks.
+    """
+    comm._transport.keep(_Workspace).ranges[bucket, n] = _Ranges(bounds)
 
 
 def _checked_header(message: NDArray[np.uint8], dense_out: NDArray[Any]) -> messages.Header:

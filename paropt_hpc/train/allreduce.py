@@ -9,7 +9,7 @@ import numpy as np
 from paropt_hpc.comm import Communicator
 from paropt_hpc.compress import Compressor, RandomK
 from paropt_hpc.errors import ConfigError, DivergenceError, on_every_rank
-from paropt_hpc.runs.checkpoint import merge, only
+from paropt_hpc.runs.checkpoint import merge, only, without
 from paropt_hpc.train.arrays import Array, Scratch, add_scaled, namespace
 from paropt_hpc.train.loss_scale import LossScale
 from paropt_hpc.train.optimizers import Optimizer, Untouched
@@ -309,6 +309,7 @@ class AllReduce(Strategy):
         Each new rank gets the sum of every `size`-th old rank's, times the ratio of the sizes:
         what a rank sends counts for one part in as many as there are ranks.
         """
+        states = [without(state, ["strategy/ranges"]) for state in states]  # one for each old rank
         own = states[rank::size] or [combine(states[:1], lambda vectors: np.zeros_like(vectors[0]))]
         ratio = size / len(states)
         dealt = combine(own, lambda vectors: ratio * np.sum(vectors, axis=0))

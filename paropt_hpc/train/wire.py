@@ -14,12 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paropt_hpc import CORES
-from paropt_hpc.comm import Communicator, sparse_allreduce
+from paropt_hpc.comm import Communicator, remember_ranges, remembered_ranges, sparse_allreduce
 from paropt_hpc.comm.request import Request
 from paropt_hpc.compress import Compressor, RandomK
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import quantize
-from paropt_hpc.train.arrays import Array, Scratch, all_finite, blocks, namespace, norm
+from paropt_hpc.train.arrays import (
+    Array,
+    Scratch,
+    all_finite,
+    blocks,
+    namespace,
+    norm,
+    to_host,
+)
 from paropt_hpc.train.loss_scale import LossScale
 
 __all__ = [
@@ -288,6 +296,11 @@ class MessageWire(_CompressedWire):
         self.compressor = compressor
         self.scheme = scheme
 
+    def start(self, n: int, dtype: np.dtype[Any], xp: Any = np) -> None:
+        """Make the buffers of the compressor; forget how vectors of this length were cut."""
+        super().start(n, dtype, xp)
+        remember_ranges(self.comm, n, None)
+
     def _exchange(self, gradient: Array) -> None:
         message = self.compressor.compress(gradient)
         result = sparse_allreduce(self.comm, message, gradient, self.scheme)
@@ -295,6 +308,18 @@ class MessageWire(_CompressedWire):
         # After the sum, so that its bits do not depend on the scheme that was chosen.
         if self.comm.size > 1:
             gradient *= 1 / self.comm.size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the compressor and, where it decides what is kept, of the sum."""
+        bounds = remembered_ranges(self.comm, self.compressor.residual.size)
+        kept = self.scheme == "reselect" and bounds is not None
+        return super().state_dict() | ({"ranges": bounds} if kept else {})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state."""
+        super().load_state_dict(state)
+        bounds = to_host(state["ranges"]) if "ranges" in state else None
+        remember_ranges(self.comm, self.compressor.residual.size, bounds)
 
 
 class AlignedWire(_CompressedWire):

@@ -29,6 +29,10 @@ WAYS = {
     "threshold": {"compress": {"method": "threshold", "threshold": 0.01, "values": "float16"}},
     "qsgd": {"compress": {"method": "quantize", "values": "qsgd4", "clip_norm": 1.0}},
     "topk sign": {"compress": {"method": "topk", "density": 0.1, "values": "sign"}},
+    "reselect": {
+        "compress": {"method": "topk", "density": 0.1},
+        "strategy": {"sparse_scheme": "reselect"},
+    },
     "localsgd": {"strategy": {"name": "localsgd", "period": 5, "outer_momentum": 0.3}},
     "gossip": {"strategy": {"name": "gossip", "topology": "one-peer-exponential"}},
     "tracking": {"strategy": {"name": "gossip", "tracking": True}},
