@@ -140,13 +140,21 @@ class _Call:
     ranges: _Ranges
     counts: NDArray[np.int64]  # entries of every rank's message
     nbytes: NDArray[np.int64]  # its size
+    start: float  # as of `Transport.begin`
     sent: int = 0
     received: int = 0
+    finished: bool = False
 
     @property
     def transport(self) -> Transport:
         """What the call goes through."""
         return self.comm._transport
+
+    def finish(self) -> None:
+        """End the call, and count it; a second time does nothing."""
+        if not self.finished:
+            self.transport.finish("sparse_allreduce", self.start, self.sent, self.received)
+        self.finished = True
 
     def swapped(self, nbytes: int) -> None:
         """Count what every rank has sent to every other one."""
@@ -250,6 +258,7 @@ def sparse_allreduce(
         ranges=work.ranges.setdefault((bucket, head.n), _Ranges()),
         counts=records[:, 0],
         nbytes=records[:, 1],
+        start=start,
     )
     call.swapped(records[0].nbytes)
     result = _run(call, message, scheme)
@@ -258,7 +267,7 @@ def sparse_allreduce(
             dropped_indices=device.bring(result.dropped_indices, dense_out),
             dropped_values=device.bring(result.dropped_values, dense_out),
         )
-    transport.finish("sparse_allreduce", start, call.sent, call.received)
+    call.finish()
     return result
 
 
@@ -381,7 +390,7 @@ def _dense(call: _Call, message: Any) -> SparseResult:
     call.clear()
     with call.comm.together():
         call.add(message)
-    # Counted as an all-reduce there.
+    call.finish()  # what follows counts itself
     call.comm.allreduce(
         call.dense, "sum", call.comm._choice.ours(call.head.n * call.head.dtype.itemsize)
     )

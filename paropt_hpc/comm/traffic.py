@@ -27,6 +27,7 @@ another one; inside the library's own collectives that is not known apart, and a
 """
 
 import math
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -86,8 +87,8 @@ class Traffic:
     step_times: StepTimes = field(default_factory=StepTimes)
     seconds: float = 0.0  # kept as a sum, since it is asked for in every step
     _seconds_at_step: float = 0.0
-    #: called at the end of every operation with its name and seconds
-    listener: Callable[[str, float], None] | None = None
+    #: called at the end of every operation with its name, when it began, and its seconds
+    listener: Callable[[str, float, float], None] | None = None
 
     def record(
         self,
@@ -97,8 +98,12 @@ class Traffic:
         seconds: float,
         waiting: float = 0.0,
         calls: int = 1,
+        begun: float | None = None,
     ) -> None:
-        """Count one call, or `calls` of them together."""
+        """Count one call, or `calls` of them together.
+
+        `begun` is by ``time.perf_counter``; without it the call has just ended.
+        """
         counter = self.operations[operation]
         counter.calls += calls
         counter.waiting += waiting
@@ -107,7 +112,8 @@ class Traffic:
         counter.seconds += seconds
         self.seconds += seconds
         if self.listener is not None:
-            self.listener(operation, seconds)
+            begun = time.perf_counter() - seconds if begun is None else begun
+            self.listener(operation, begun, seconds)
 
     def __getitem__(self, operation: str) -> OperationTraffic:
         """Return one operation's counters, all zero if it was never called."""

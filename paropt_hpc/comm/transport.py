@@ -214,7 +214,7 @@ class Transport:
         self.leave()
         seconds = time.perf_counter() - start
         waiting = min(seconds, self._waiting() - self._waited_before)
-        self._traffic.record(operation, sent, received, seconds, waiting)
+        self._traffic.record(operation, sent, received, seconds, waiting, begun=start)
 
     def complete(self, request: _Testable, operation: str) -> None:
         """Wait for one of the library's requests, but not for ever."""

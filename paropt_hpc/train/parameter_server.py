@@ -202,10 +202,10 @@ class ParameterServer(Asynchronous):
         self, params: Array, gradient: Array | None = None, samples: int = -1, more: bool = True
     ) -> None:
         """Push, if there is a gradient, and wait for the answer with the parameters."""
-        begun = time.perf_counter()
         version = int(self._reply[2]) if gradient is not None else -1
         header = np.array([version, samples, more, self._told, self.signal()], np.float64)
         payload = self._payload(gradient) if gradient is not None else []
+        begun = time.perf_counter()
         if self._mail is None:
             self._alone(header, payload)
             return
@@ -221,7 +221,9 @@ class ParameterServer(Asynchronous):
         self._mail.flush()
         end = time.perf_counter()
         volume = header.nbytes + sum(data.nbytes for data in payload)
-        self.comm.traffic.record("push_pull", volume, params.nbytes, end - begun, end - sent)
+        self.comm.traffic.record(
+            "push_pull", volume, params.nbytes, end - begun, end - sent, begun=begun
+        )
 
     def _payload(self, gradient: Array) -> list[NDArray[Any]]:
         """Return what each server gets of a gradient."""
@@ -273,7 +275,9 @@ class ParameterServer(Asynchronous):
             self._follow(self._mail)
         self._mail.flush()
         seconds = time.perf_counter() - begun
-        self.comm.traffic.record("serve", self._sent, self._received, seconds, self._waited)
+        self.comm.traffic.record(
+            "serve", self._sent, self._received, seconds, self._waited, begun=begun
+        )
 
     def _lead(self, mail: Mailbox) -> None:
         header = np.zeros(5)

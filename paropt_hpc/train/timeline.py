@@ -86,26 +86,35 @@ class Timeline:
             comm.traffic.listener = self._hear
 
     def watch(self, owner: Any, method: str, kind: str) -> None:
-        """Time every call of a method of this object from now on."""
+        """Time every call of a method of this object from now on.
+
+        What a computation communicates, as batch normalisation does, is not counted as such.
+        """
         call: Callable[..., Any] = getattr(owner, method)
         name = method.strip("_")
 
+        def communicated() -> float:
+            return self._comm.traffic.seconds if kind == "compute" else 0.0
+
         @wraps(call)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            begun = time.perf_counter()
+            before, begun = communicated(), time.perf_counter()
             try:
                 return call(*args, **kwargs)
             finally:
-                self._add(name, kind, begun, time.perf_counter() - begun)
+                seconds = time.perf_counter() - begun
+                self._add(name, kind, begun, seconds, communicated() - before)
 
         setattr(owner, method, timed)
 
-    def _hear(self, operation: str, seconds: float) -> None:
+    def _hear(self, operation: str, begun: float, seconds: float) -> None:
         if operation != "allreduce":
-            self._add(operation, "communicate", time.perf_counter() - seconds, seconds)
+            self._add(operation, "communicate", begun, seconds)
 
-    def _add(self, name: str, kind: str, begun: float, seconds: float) -> None:
-        self.seconds[kind] += seconds
+    def _add(
+        self, name: str, kind: str, begun: float, seconds: float, communicated: float = 0.0
+    ) -> None:
+        self.seconds[kind] += seconds - communicated
         self.calls[kind] += 1
         if self._path is None:
             return

@@ -37,6 +37,28 @@ def test_clocks_of_one_machine_are_one_clock(comm):
     assert len({offsets.tobytes() for offsets in MPI.COMM_WORLD.allgather(offsets)}) == 1
 
 
+def assert_nested(spans):
+    """Of a row, as the viewers demand: a span is inside another one or beside it."""
+    open_until = []
+    for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
+        end = span["ts"] + span["dur"]
+        while open_until and open_until[-1] <= span["ts"] + 1e-3:
+            open_until.pop()
+        assert not open_until or end <= open_until[-1] + 1e-3, span
+        open_until.append(end)
+
+
+def test_a_trace_of_buckets_on_their_way_is_nested(comm, folder):
+    strategy = {"overlap": True, "bucket_mb": 0.001}
+    run = {"dir": str(folder / "run"), "trace": str(folder / "trace.json")}
+    Trainer(config_of(folder, strategy=strategy, run=run), comm).run()
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    for rank in range(comm.size):
+        spans = [event for event in events if event["ph"] == "X" and event["tid"] == rank]
+        assert_nested(spans)
+        assert any(span["name"] == "start" for span in spans) == (comm.size > 1)
+
+
 @pytest.mark.parametrize("strategy", ["allreduce", "parameter-server", "async-gossip"])
 def test_a_trace_shows_every_step_of_every_rank(comm, folder, strategy):
     path = folder / "trace.json"
@@ -50,6 +72,8 @@ def test_a_trace_shows_every_step_of_every_rank(comm, folder, strategy):
     spans = [event for event in events if event["ph"] == "X"]
     assert {span["cat"] for span in spans} <= set(KINDS)
     assert all(span["ts"] >= 0 and span["dur"] >= 0 for span in spans)
+    for rank in range(comm.size):
+        assert_nested([span for span in spans if span["tid"] == rank])
     computed = np.bincount([span["tid"] for span in spans if span["cat"] == "compute"])
     if strategy == "parameter-server":
         assert computed.sum() >= summary.steps * max(1, comm.size - 1)
@@ -74,12 +98,15 @@ def test_the_time_of_the_steps_is_split(comm, folder):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("strategy", ["allreduce", "parameter-server"])
-def test_a_slow_rank_is_named(comm, folder, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "norm"),
+    [("allreduce", "none"), ("allreduce", "batch"), ("parameter-server", "none")],
+)
+def test_a_slow_rank_is_named(comm, folder, strategy, norm):
     if strategy == "parameter-server" and comm.size == 2:
         return  # one worker has nobody to be slower than
     slow = {"slow_rank": 1, "slow_factor": 20.0}
-    model = {"hidden": [64]}
+    model = {"hidden": [64], "norm": norm}  # the others wait for it inside theirs
     config = config_of(folder, debug=slow, model=model, strategy={"name": strategy})
     summary = Trainer(config, comm).run()
     assert summary.straggler == 1
