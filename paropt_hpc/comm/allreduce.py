@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paropt_hpc.comm.buffers import as_numbers, numbers_on_gpu
+from paropt_hpc.comm.buffers import as_numbers, pair_on_gpu
 from paropt_hpc.comm.choice import Choice
 from paropt_hpc.comm.gpu_allreduce import STAGE_BYTES, Gpu
 from paropt_hpc.comm.lanes import Progress
@@ -108,7 +108,8 @@ class AllReduce:
         """Reduce an array on a GPU; see :mod:`paropt_hpc.comm.gpu_allreduce`."""
         transport = self._transport
         start = transport.begin()
-        source, target = _reducible_on_gpu(buffer, out, op)
+        source, target = pair_on_gpu(buffer, out)
+        check_op(op, source.dtype)
         nbytes = min(STAGE_BYTES, source.size * source.dtype.itemsize)
         chosen = algorithm
         if algorithm != "nccl":
@@ -190,24 +191,6 @@ class AllReduce:
             assert transport.module is not None
             self._progress = Progress(transport.module, transport.mpi.Dup(), transport.options)
         return self._progress
-
-
-def _reducible_on_gpu(buffer: Any, out: Any, op: str) -> tuple[device.View, device.View]:
-    """Do as `_reducible` for arrays on a GPU."""
-    source = numbers_on_gpu(buffer, writable=out is None)
-    check_op(op, source.dtype)
-    if out is None:
-        return source, source
-    target = numbers_on_gpu(out, "out")
-    if (target.dtype, target.shape) != (source.dtype, source.shape):
-        raise ValueError(
-            f"out must be as buffer, {source.shape} {source.dtype}, "
-            f"got {target.shape} {target.dtype}"
-        )
-    distance = abs(target.pointer - source.pointer)
-    if 0 < distance < source.size * source.dtype.itemsize:
-        raise ValueError("out must be the same memory as buffer or none of it; they overlap")
-    return source, target
 
 
 def _reducible(

@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from paropt_hpc.kernels import device
 
-__all__ = ["DTYPES", "as_bytes", "as_floats", "as_numbers", "grown", "numbers_on_gpu"]
+__all__ = [
+    "DTYPES",
+    "FLOATS",
+    "as_bytes",
+    "as_floats",
+    "as_numbers",
+    "grown",
+    "numbers_on_gpu",
+    "pair_on_gpu",
+]
 
 DTYPES = tuple(
     np.dtype(dtype)
@@ -20,13 +29,16 @@ DTYPES = tuple(
 )
 """What can be reduced. The 16-bit floats are summed as float32 and rounded once."""
 
+FLOATS = DTYPES[:2]
+"""What can be mixed with weights."""
+
 
 def as_floats(buffer: object) -> NDArray[Any]:
     """View a float32 or float64 buffer as a vector that can be written in place.
 
     As :func:`as_numbers`, for what works on these two types only.
     """
-    return _as_vector(buffer, "buffer", DTYPES[:2], True)
+    return _as_vector(buffer, "buffer", FLOATS, True)
 
 
 def as_numbers(buffer: object, name: str = "buffer", *, writable: bool = True) -> NDArray[Any]:
@@ -56,17 +68,42 @@ def as_numbers(buffer: object, name: str = "buffer", *, writable: bool = True) -
     return _as_vector(buffer, name, DTYPES, writable)
 
 
-def numbers_on_gpu(array: object, name: str = "buffer", *, writable: bool = True) -> device.View:
-    """Return what an array on a GPU, to be reduced, says of itself; raise as `as_numbers`."""
+def numbers_on_gpu(
+    array: object,
+    name: str = "buffer",
+    *,
+    writable: bool = True,
+    dtypes: tuple[np.dtype[Any], ...] = DTYPES,
+) -> device.View:
+    """Return what an array on a GPU, of one of `dtypes`, says of itself; raise as `as_numbers`."""
     if not device.is_device(array):
         raise TypeError(f"{name} must be on the GPU as buffer is, got {type(array).__name__}")
     view = device.view(array)
-    _check_dtype(view.dtype, name, DTYPES)
+    _check_dtype(view.dtype, name, dtypes)
     if not view.contiguous:
         raise ValueError(f"{name} must be contiguous, got strides; pass a copy, and keep it")
     if writable and not view.writable:
         raise ValueError(f"{name} must be writable, got a read-only array; pass a copy")
     return view
+
+
+def pair_on_gpu(
+    buffer: object, out: object | None, dtypes: tuple[np.dtype[Any], ...] = DTYPES
+) -> tuple[device.View, device.View]:
+    """Return what a collective reads and what it writes: `buffer` too where there is no `out`."""
+    source = numbers_on_gpu(buffer, writable=out is None, dtypes=dtypes)
+    if out is None:
+        return source, source
+    target = numbers_on_gpu(out, "out", dtypes=dtypes)
+    if (target.dtype, target.shape) != (source.dtype, source.shape):
+        raise ValueError(
+            f"out must be as buffer, {source.shape} {source.dtype}, "
+            f"got {target.shape} {target.dtype}"
+        )
+    distance = abs(target.pointer - source.pointer)
+    if 0 < distance < source.size * source.dtype.itemsize:
+        raise ValueError("out must be the same memory as buffer or none of it; they overlap")
+    return source, target
 
 
 def as_bytes(buffer: object, name: str = "buffer", *, writable: bool = True) -> NDArray[np.uint8]:
@@ -99,7 +136,8 @@ def _as_vector(
 def _check_dtype(dtype: np.dtype[Any], name: str, dtypes: tuple[np.dtype[Any], ...]) -> None:
     # Compared as dtypes, so that big-endian numbers are refused too.
     if dtype not in dtypes:
-        known = ", ".join(map(str, dtypes[:-1])) + f" or {dtypes[-1]}"
+        *others, last = map(str, dtypes)
+        known = f"{', '.join(others)} or {last}" if others else last
         raise TypeError(f"{name} must be {known}, got {dtype}; convert it with astype")
 
 

@@ -123,8 +123,30 @@ class Gpu:
 
     def __init__(self) -> None:
         self.staging = Staging()
+        self._below = np.empty(0, np.uint8)  # pinned
+        self._above: dict[int, device.DeviceArray] = {}
         self._direct: bool | None = None
         self._nccl: Any = None
+
+    def bring_down(self, message: Any) -> NDArray[np.uint8]:
+        """Return the bytes of a message on a GPU; overwritten by the next one."""
+        size = device.view(message).size
+        if self._below.size < size:
+            self._below = device.pinned(size + size // 2, np.uint8)
+        return device.as_host(message, self._below[:size])
+
+    def bring_up(
+        self, message: NDArray[np.uint8], near: device.View, slot: int = 0
+    ) -> device.DeviceArray:
+        """Return a message on the GPU where `near` is; overwritten by the slot's next one."""
+        cuda = device.required()
+        number = cuda.device_of(near.pointer) if near.pointer else cuda.current_device()
+        kept = self._above.get(slot)
+        if kept is None or kept.size < message.size or kept.number != number:
+            kept = device.DeviceArray(message.size + message.size // 2, np.uint8, number)
+            self._above[slot] = kept
+        cuda.copy_to_device(device.view(kept).pointer, message, near.stream)
+        return kept[: message.size]
 
     def direct(self, transport: Transport) -> bool:
         """Say whether MPI is given addresses on the GPU, by all ranks; collective at first."""

@@ -2,7 +2,7 @@
 
 Who exchanges with whom, and the weights, come from a :class:`~paropt_hpc.comm.topology.Topology`.
 The native module and the Python twin below send the same segments and add in the same order, so
-that their results have the same bits.
+that their results have the same bits. What is on a GPU passes the host, buffers in segments.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paropt_hpc.comm.buffers import as_bytes, as_floats, grown
+from paropt_hpc.comm.buffers import (
+    FLOATS,
+    as_bytes,
+    as_floats,
+    grown,
+    numbers_on_gpu,
+    pair_on_gpu,
+)
 from paropt_hpc.comm.communicator import Communicator
+from paropt_hpc.comm.gpu_allreduce import Gpu
 from paropt_hpc.comm.lanes import LaneOptions
 from paropt_hpc.comm.topology import Neighbors, PushTopology, Topology
 from paropt_hpc.comm.transport import Transport
 from paropt_hpc.errors import CollectiveTimeout
+from paropt_hpc.kernels import device
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -68,6 +77,7 @@ def neighbor_exchange(
     ----------
     comm : Communicator
     buffer : ndarray, any shape, float32 or float64, contiguous, aligned, writable
+        Or an array on a GPU, then on all ranks.
     topology : Topology or PushTopology
         Of `comm.size` ranks.
     step : int
@@ -97,20 +107,24 @@ def neighbor_exchange(
     """
     transport = comm._transport
     start = transport.begin()
-    flat = as_floats(buffer)
-    target = flat if out is None else _checked_out(flat, out)
+    on_gpu = device.is_device(buffer)
+    pair: tuple[Any, Any] = pair_on_gpu(buffer, out, FLOATS) if on_gpu else _pair(buffer, out)
+    source, target = pair
     neighbors = _checked_neighbors(comm, topology, step)
-    transport.agree("neighbor_exchange", f"{flat.size} {flat.dtype}, {topology.name}, step {step}")
-    if neighbors.sources or neighbors.targets:
-        segment = _segment(transport.options, flat, topology.max_degree(step))
-        workspace = transport.keep(_Workspace)
-        nbytes = 2 * len(neighbors.sources) * min(segment, flat.size) * flat.itemsize
-        workspace.segments = grown(workspace.segments, nbytes)
-        scratch = workspace.segments[:nbytes].view(flat.dtype)
-        _mix(transport, flat, target, neighbors, segment, scratch)
-    elif target is not flat:
-        target[:] = flat
-    volumes = (flat.nbytes * len(ranks) for ranks in (neighbors.targets, neighbors.sources))
+    place = " on a GPU" if on_gpu else ""
+    detail = f"{source.size} {source.dtype}{place}, {topology.name}, step {step}"
+    transport.agree("neighbor_exchange", detail)
+    degree = topology.max_degree(step)
+    if not neighbors.sources and not neighbors.targets:
+        _copy(source, target)
+    elif on_gpu:
+        transport.keep(Gpu).staging.run(
+            source, target, lambda part: _mix(transport, part, part, neighbors, degree)
+        )
+    else:
+        _mix(transport, source, target, neighbors, degree)
+    nbytes = source.size * source.dtype.itemsize
+    volumes = (nbytes * len(ranks) for ranks in (neighbors.targets, neighbors.sources))
     transport.finish("neighbor_exchange", start, *volumes)
     return buffer if out is None else out
 
@@ -131,7 +145,8 @@ def neighbor_exchange_bytes(
     ----------
     comm : Communicator
     payload : ndarray, shape (n,), uint8, contiguous
-        This rank's message; n may be 0 and differ between ranks.
+        This rank's message; n may be 0 and differ between ranks. Where it is on a GPU, so are those
+        that are returned.
     topology : Topology
         Of `comm.size` ranks.
     step : int
@@ -149,11 +164,11 @@ def neighbor_exchange_bytes(
     """
     transport = comm._transport
     start = transport.begin()
-    own = as_bytes(payload, "payload", writable=False)
-    if payload.dtype != np.uint8 or payload.ndim != 1:
-        raise TypeError(f"payload must be a vector of uint8, got {payload.ndim}-d {payload.dtype}")
+    view = _checked_payload(payload)
     neighbors = _checked_neighbors(comm, topology, step)
     transport.agree("neighbor_exchange_bytes", f"{topology.name}, step {step}")
+    gpu = transport.keep(Gpu)
+    own = payload if view is None else gpu.bring_down(payload)
     kept = transport.keep(_Workspace).payloads
     while len(kept) < len(neighbors.sources):
         kept.append(np.empty(0, dtype=np.uint8))
@@ -163,12 +178,31 @@ def neighbor_exchange_bytes(
     messages = []
     for slot, (rank, weight) in enumerate(zip(neighbors.sources, neighbors.weights, strict=True)):
         kept[slot], length = _receive_pieces(transport, kept[slot], rank)
-        messages.append(NeighborMessage(rank, weight, kept[slot][:length]))
+        found: Any = kept[slot][:length]
+        if view is not None:
+            found = gpu.bring_up(found, view, slot)
+        messages.append(NeighborMessage(rank, weight, found))
     for request in sends:
         transport.complete(request, "neighbor_exchange_bytes")
     received = sum(message.payload.size for message in messages)
     transport.finish("neighbor_exchange_bytes", start, own.size * len(neighbors.targets), received)
     return messages
+
+
+def _checked_payload(payload: Any) -> device.View | None:
+    """Check a message; return what one on a GPU says of itself."""
+    if device.is_device(payload):
+        return numbers_on_gpu(payload, "payload", writable=False, dtypes=(np.dtype(np.uint8),))
+    as_bytes(payload, "payload", writable=False)
+    if payload.dtype != np.uint8 or payload.ndim != 1:
+        raise TypeError(f"payload must be a vector of uint8, got {payload.ndim}-d {payload.dtype}")
+    return None
+
+
+def _pair(buffer: NDArray[Any], out: NDArray[Any] | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return what is read and what is written, as vectors."""
+    flat = as_floats(buffer)
+    return flat, flat if out is None else _checked_out(flat, out)
 
 
 def _checked_out(flat: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
@@ -201,14 +235,28 @@ def _segment(options: LaneOptions, flat: NDArray[Any], degree: int) -> int:
     return max(1, min(nbytes // flat.itemsize, options.max_count))
 
 
+def _copy(source: Any, target: Any) -> None:
+    """Do what an exchange with nobody does."""
+    if target is source:
+        return
+    if not isinstance(source, device.View):
+        target[:] = source
+    elif target.pointer != source.pointer:
+        device.copy(source, target)
+
+
 def _mix(
     transport: Transport,
     flat: NDArray[Any],
     target: NDArray[Any],
     neighbors: Neighbors,
-    segment: int,
-    scratch: NDArray[Any],
+    degree: int,
 ) -> None:
+    segment = _segment(transport.options, flat, degree)
+    workspace = transport.keep(_Workspace)
+    nbytes = 2 * len(neighbors.sources) * min(segment, flat.size) * flat.itemsize
+    workspace.segments = grown(workspace.segments, nbytes)
+    scratch = workspace.segments[:nbytes].view(flat.dtype)
     if transport.module is None:
         _twin(transport, flat, target, neighbors, segment, scratch)
         return

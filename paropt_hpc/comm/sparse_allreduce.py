@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from paropt_hpc.comm import sparse_ranges
 from paropt_hpc.comm.buffers import grown
 from paropt_hpc.comm.communicator import Communicator
+from paropt_hpc.comm.gpu_allreduce import Gpu
 from paropt_hpc.comm.transport import Transport
 from paropt_hpc.errors import MessageError, on_every_rank
 from paropt_hpc.kernels import device, topk
@@ -96,26 +97,6 @@ class _Workspace:
 
     buffers: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
     ranges: dict[tuple[int, int], _Ranges] = field(default_factory=dict)
-    below: NDArray[np.uint8] | None = None  # pinned, for the own message of a vector on a GPU
-    above: device.DeviceArray | None = None  # for others' messages on the GPU
-
-    def bring_down(self, message: Any) -> NDArray[np.uint8]:
-        """Return the bytes of a message on a GPU."""
-        size = device.view(message).size
-        if self.below is None or self.below.size < size:
-            self.below = device.pinned(size + size // 2, np.uint8)
-        return device.as_host(message, self.below[:size])
-
-    def bring_up(self, message: NDArray[np.uint8], near: device.View) -> device.DeviceArray:
-        """Return a message on the GPU where `near` is; overwritten by the next one."""
-        cuda = device.required()
-        number = cuda.device_of(near.pointer)
-        kept = self.above
-        if kept is None or kept.size < message.size or kept.number != number:
-            kept = device.DeviceArray(message.size + message.size // 2, np.uint8, number)
-            self.above = kept
-        cuda.copy_to_device(device.view(kept).pointer, message, near.stream)
-        return kept[: message.size]
 
     def take(self, name: str, dtype: Any, count: int) -> NDArray[Any]:
         """Return `count` entries of the buffer of that name; what was in it is lost."""
@@ -171,7 +152,7 @@ class _Call:
         if device.is_device(dense):
             dense = device.vector(dense)
             if not device.is_device(message) and message.size:
-                message = self.work.bring_up(message, device.view(self.dense))
+                message = self.transport.keep(Gpu).bring_up(message, device.view(self.dense))
         if part is not None:
             dense = dense[part]
             memory_of(dense).clear(dense)
@@ -246,7 +227,7 @@ def sparse_allreduce(
     work = transport.keep(_Workspace)
     records = _agree(comm, head, message, scheme, op, keep)
     leaves = device.is_device(message) and comm.size > 1
-    below = work.bring_down(message) if leaves else message
+    below = transport.keep(Gpu).bring_down(message) if leaves else message
     call = _Call(
         comm=comm,
         message=below,

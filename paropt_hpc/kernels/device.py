@@ -37,6 +37,7 @@ __all__ = [
     "is_device",
     "nccl",
     "pinned",
+    "put",
     "required",
     "stream_of",
     "use",
@@ -308,9 +309,14 @@ def as_host(array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
 def bring(array: NDArray[Any], like: Any) -> Any:
     """Return a copy of a vector of the host, on the GPU and of the library of `like`."""
     copy = empty(array.size, array.dtype, like)
-    v = view(copy)
-    required().copy_to_device(v.pointer, np.ascontiguousarray(array).view(np.uint8), v.stream)
+    put(np.ascontiguousarray(array), copy)
     return copy
+
+
+def put(array: NDArray[Any], target: Any) -> None:
+    """Copy a contiguous vector of the host into a contiguous array on a GPU, and wait for it."""
+    v = view(target)
+    required().copy_to_device(v.pointer, array.view(np.uint8), v.stream)
 
 
 def copy(source: View, target: View) -> None:

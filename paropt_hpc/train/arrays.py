@@ -6,11 +6,13 @@ scratch of one block is all the memory it takes.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paropt_hpc.kernels import device
 from paropt_hpc.kernels.device import array_module as namespace
 
 __all__ = [
@@ -20,9 +22,13 @@ __all__ = [
     "add_scaled",
     "all_finite",
     "blocks",
+    "lift",
     "like",
+    "lower",
     "namespace",
     "norm",
+    "placed",
+    "room_for",
     "to_host",
 ]
 
@@ -33,15 +39,52 @@ BLOCK = 65536
 """Entries of a block: with two or three operands still within a second-level cache."""
 
 
-def to_host(array: Array) -> NDArray[Any]:
-    """Return an array of NumPy's with the same values: a copy of one on a GPU."""
-    host: NDArray[Any] = array if isinstance(array, np.ndarray) else array.get()
+def to_host(array: Array, room: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Return an array of NumPy's with the same values: a copy of one on a GPU, in `room` or new."""
+    if isinstance(array, np.ndarray):
+        return array
+    host: NDArray[Any] = array.get() if room is None else device.as_host(array, room)
     return host
+
+
+def room_for(vector: Array) -> NDArray[Any] | None:
+    """Return pinned memory for a vector on a GPU to come down to; None for one of the host."""
+    if isinstance(vector, np.ndarray):
+        return None
+    return device.pinned(vector.size, vector.dtype)
+
+
+def lower(vector: Array, host: NDArray[Any]) -> None:
+    """Overwrite a vector of the host with another one, which may be the same or on a GPU."""
+    if not isinstance(vector, np.ndarray):
+        device.as_host(vector, host)
+    elif vector is not host:
+        host[:] = vector
+
+
+def lift(host: NDArray[Any], vector: Array) -> None:
+    """Overwrite a vector, which may be on a GPU, with one of the host, which may be the same."""
+    if not isinstance(vector, np.ndarray):
+        device.put(host, vector)
+    elif vector is not host:
+        vector[:] = host
 
 
 def like(host: NDArray[Any], array: Array) -> Array:
     """Return an array of the host where `array` is: itself, or a copy on the GPU."""
     return host if isinstance(array, np.ndarray) else namespace(array).asarray(host)
+
+
+def placed(state: dict[str, Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a saved state whose vectors are put elsewhere; numbers stay as they are."""
+    return {
+        name: placed(value, place)
+        if isinstance(value, dict)
+        else place(value)
+        if getattr(value, "ndim", 0) > 0
+        else value
+        for name, value in state.items()
+    }
 
 
 def blocks(array: Array) -> tuple[slice, ...]:

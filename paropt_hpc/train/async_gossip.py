@@ -10,7 +10,8 @@ i, when it next looks    x_i <- x_i + d
 
 What one gains the other loses, whatever happened to both in between: the mean of all ranks
 stays. A rank has one such question open at a time and answers all others whenever it looks, so
-there is no cycle of ranks that wait for one another.
+there is no cycle of ranks that wait for one another. What is sent is on the host, also where the
+parameters are on a GPU.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paropt_hpc.comm import Communicator, Topology
 from paropt_hpc.comm.mailbox import Mailbox, Pulse, wait_until
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels import rng
-from paropt_hpc.train.arrays import Array
+from paropt_hpc.train.arrays import Array, like, lower, namespace, room_for
 from paropt_hpc.train.asynchronous import Asynchronous, Outcome
 from paropt_hpc.train.gossip import Mixing
 from paropt_hpc.train.optimizers import Optimizer
@@ -40,9 +42,15 @@ _QUESTION, _ANSWER = 7411, 7412  # tags
 
 def meet_halfway(params: Array, question: Array) -> None:
     """Move `params` to the mean of both; `question` becomes what the asker must add."""
-    np.subtract(params, question, out=question)
+    namespace(params).subtract(params, question, out=question)
     question *= 0.5
     params -= question
+
+
+def _room(params: Array) -> NDArray[Any]:
+    """Return a new vector of the host as long as the parameters."""
+    room = room_for(params)
+    return np.empty_like(params) if room is None else room
 
 
 class AsyncGossip(Mixing, Asynchronous):
@@ -94,10 +102,10 @@ class AsyncGossip(Mixing, Asynchronous):
         """Broadcast the parameters of rank 0 to all ranks, in place; collective."""
         super().start(params)
         self._mail = Mailbox(self.comm) if self.comm.size > 1 else None
-        self._copy = np.empty_like(params)  # what this rank has asked with
-        self._answer = np.empty_like(params)  # what it gets back
+        self._copy = _room(params)  # what this rank has asked with
+        self._answer = _room(params)  # what it gets back
         self._asked: list[MPI.Request] = []  # the question and its answer
-        self._buffers = {asker: np.empty_like(params) for asker in self._askers}
+        self._buffers = {asker: _room(params) for asker in self._askers}
         self._questions: dict[int, MPI.Request] = {}
         self._answering: dict[int, MPI.Request] = {}
 
@@ -186,7 +194,7 @@ class AsyncGossip(Mixing, Asynchronous):
         if mail is None:
             return
         if self._asked and all(request.Test() for request in self._asked):
-            params += self._answer
+            params += like(self._answer, params)
             self._asked = []
             self._exchanges += 1
         for asker in [a for a, request in self._answering.items() if request.Test()]:
@@ -194,7 +202,9 @@ class AsyncGossip(Mixing, Asynchronous):
             self._listen(mail, asker)
         for asker in [a for a, request in self._questions.items() if request.Test()]:
             del self._questions[asker]
-            meet_halfway(params, self._buffers[asker])
+            question = like(self._buffers[asker], params)
+            meet_halfway(params, question)
+            lower(question, self._buffers[asker])
             self._answering[asker] = mail.post(asker, _ANSWER, self._buffers[asker])
             self._moved += params.nbytes
 
@@ -207,7 +217,7 @@ class AsyncGossip(Mixing, Asynchronous):
             return
         draw = rng.philox(self.seed, "pairs", self.comm.rank, self._step)
         partner = targets[int(draw.integers(len(targets)))]
-        self._copy[:] = params
+        lower(params, self._copy)  # behind what reads the last answer, if on a GPU
         answer = self._mail.expect(partner, _ANSWER, self._answer)
         self._asked = [self._mail.post(partner, _QUESTION, self._copy), answer]
         self._moved += params.nbytes

@@ -262,20 +262,14 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _the_rest_fits_the_device(self) -> "Config":
-        on_gpu, name = self.train.device == "gpu", self.strategy.name
-        if on_gpu and name not in ("allreduce", "localsgd"):
-            raise ValueError(
-                f"train.device = 'gpu' works with strategy.name 'allreduce' or 'localsgd', got "
-                f"{name!r}; set train.device = 'cpu'"
-            )
-        if on_gpu and self.strategy.wire == "bfloat16":
-            raise ValueError(
-                "strategy.wire = 'bfloat16' works with train.device = 'cpu'; on a GPU set "
-                "'float16', or compress.method = 'quantize'"
-            )
-        if self.strategy.algorithm == "nccl" and not on_gpu:
+    def _the_algorithm_fits(self) -> "Config":
+        if self.strategy.algorithm == "nccl" and self.train.device != "gpu":
             raise ValueError("strategy.algorithm = 'nccl' needs train.device = 'gpu'; use 'auto'")
+        if self.strategy.algorithm == "nccl" and self.strategy.wire != "full":
+            raise ValueError(
+                "strategy.algorithm = 'nccl' sums 32 and 64 bits, got strategy.wire = "
+                f"{self.strategy.wire!r}; use 'auto'"
+            )
         return self
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ from paropt_hpc.comm import (
 )
 from paropt_hpc.compress import Compressor
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.train.arrays import Array
+from paropt_hpc.train.arrays import Array, namespace, norm
 from paropt_hpc.train.optimizers import Optimizer
 from paropt_hpc.train.strategies import Strategy
 
@@ -76,8 +76,8 @@ class Mixing(Strategy):
 
     def metrics(self, params: Array) -> dict[str, Any]:
         """Return the consensus distance: the root mean square over ranks of |x - mean x|."""
-        own = float(np.square(params - self.consensus(params), dtype=np.float64).sum())
-        return {"consensus_distance": float(np.sqrt(self.comm.gather_scalars(own).mean()))}
+        squares = self.comm.gather_scalars(norm(params - self.consensus(params))) ** 2
+        return {"consensus_distance": float(np.sqrt(squares.mean()))}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank, no copy; local."""
@@ -185,12 +185,13 @@ class PushSum(Mixing):
 
     def __init__(self, comm: Communicator, optimizer: Optimizer, topology: Topology) -> None:
         super().__init__(comm, optimizer, PushTopology(topology))
-        self._biased = np.empty(0)  # parameters times weight, and the weight at the end
+        self._biased: Array = np.empty(0)  # parameters times weight, and the weight at the end
 
     def start(self, params: Array) -> None:
         """Broadcast the parameters of rank 0 to all ranks, in place; collective."""
         super().start(params)
-        self._biased = np.append(params, params.dtype.type(1))
+        self._biased = namespace(params).ones(params.size + 1, params.dtype)
+        self._biased[:-1] = params
 
     def step(self, params: Array, gradient: Array, samples: tuple[int, int] | None = None) -> None:
         """Update the biased parameters, push them, and set `params` free of bias; collective.
@@ -203,7 +204,7 @@ class PushSum(Mixing):
         self._adapt(params, gradient, samples)
         biased += params
         self._mix(self._biased)
-        np.divide(biased, self._biased[-1], out=params)
+        namespace(params).divide(biased, self._biased[-1], out=params)
         self._step += 1
 
     def consensus(self, params: Array) -> Array:
@@ -269,22 +270,24 @@ class ChocoGossip(Mixing):
     def start(self, params: Array) -> None:
         """Broadcast the parameters of rank 0, which all neighbours are thereby told."""
         super().start(params)
-        self.compressor.start(params.size, params.dtype)
+        xp = namespace(params)
+        self.compressor.start(params.size, params.dtype, xp)
         self._told = params.copy()
         self._mixed = params.copy()
-        self._scratch = np.empty_like(params)
+        self._scratch = xp.empty_like(params)
 
     def step(self, params: Array, gradient: Array, samples: tuple[int, int] | None = None) -> None:
         """Update this rank's parameters and mix what is known of the neighbours; collective."""
         self._adapt(params, gradient, samples)
-        np.subtract(params, self._told, out=self._scratch)
+        subtract = namespace(params).subtract
+        subtract(params, self._told, out=self._scratch)
         message = self.compressor.encode(self._scratch)
         own_weight = self.topology.neighbors(self.comm.rank).own_weight
         self.compressor.decompress_add(message, self._told)
         self.compressor.decompress_add(message, self._mixed, own_weight)
         for _, weight, received in neighbor_exchange_bytes(self.comm, message, self.topology):
             self.compressor.decompress_add(received, self._mixed, weight)
-        np.subtract(self._mixed, self._told, out=self._scratch)
+        subtract(self._mixed, self._told, out=self._scratch)
         self._scratch *= self.gamma
         params += self._scratch
         self._step += 1

@@ -3,7 +3,7 @@
 import math
 import signal as signals
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from inspect import signature
@@ -19,7 +19,7 @@ from paropt_hpc.errors import ConfigError, DataError, DivergenceError, StoppedEr
 from paropt_hpc.kernels import device
 from paropt_hpc.runs import Checkpoint, Checkpoints, RunFolder, StopRequest, rank_part
 from paropt_hpc.runs.checkpoint import merge, only, without
-from paropt_hpc.train.arrays import like, to_host
+from paropt_hpc.train.arrays import like, placed, to_host
 from paropt_hpc.train.asynchronous import Asynchronous
 from paropt_hpc.train.build import (
     build_early_stopping,
@@ -359,7 +359,7 @@ class Trainer:
                 "strategy": self.strategy.state_dict(),
                 "probe": self._probe(),
             }
-            state = _placed_state(state, to_host)
+            state = placed(state, to_host)
             if self.comm.rank > 0:
                 state = without(state, self.strategy.shared)
             about = position._asdict() | {"meter": meter.state(), "config": identity(self.config)}
@@ -385,7 +385,7 @@ class Trainer:
             state = self._saved_state(found)
             self.params[:] = like(state["params"], self.params)
             self.model.load_state_dict(state.get("model", {}))
-            there = _placed_state(state["strategy"], lambda host: like(host, self.params))
+            there = placed(state["strategy"], lambda host: like(host, self.params))
             self.strategy.load_state_dict(there)
             same = "params" in self.strategy.shared and not state.get("model")
             if found.parts == self.comm.size or same:
@@ -490,18 +490,6 @@ def _array_module(config: Config, comm: Communicator) -> Any:
         raise ConfigError(f"train.device = 'gpu': {error}; or set train.device = 'cpu'") from None
     device.use(local_device(comm, device.count()))
     return cupy
-
-
-def _placed_state(state: dict[str, Any], place: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a state whose vectors are put elsewhere; numbers stay as they are."""
-    return {
-        name: _placed_state(value, place)
-        if isinstance(value, dict)
-        else place(value)
-        if getattr(value, "ndim", 0) > 0
-        else value
-        for name, value in state.items()
-    }
 
 
 def _check_finite_everywhere(faulty: int, epoch: int) -> None:

@@ -4,6 +4,9 @@ The last ranks serve, each a slice of the parameters. The first of them leads: i
 arrivals of all workers into one order (see `sequencer`) and sends the others that order as a log
 of actions. All carry out the same actions, so that a version means the same everywhere, and a
 worker that pulls gets all slices of one version.
+
+Servers work on the host, where the messages are, also if parameters are on GPUs: those of a worker
+come down as gradients, or as messages with a compressor, and go up as parameters.
 """
 
 import copy
@@ -11,6 +14,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +25,15 @@ from paropt_hpc.comm.mailbox import Mailbox, wait_until
 from paropt_hpc.compress import Compressor
 from paropt_hpc.errors import CollectiveTimeout, ConfigError
 from paropt_hpc.runs.checkpoint import flatten, unflatten
-from paropt_hpc.train.arrays import Array
+from paropt_hpc.train.arrays import (
+    Array,
+    lift,
+    like,
+    namespace,
+    placed,
+    room_for,
+    to_host,
+)
 from paropt_hpc.train.asynchronous import Asynchronous, Outcome
 from paropt_hpc.train.optimizers import Optimizer
 from paropt_hpc.train.sequencer import Action, Kind, Sequencer
@@ -140,15 +152,19 @@ class ParameterServer(Asynchronous):
         ends = [params.size * i // len(self.servers) for i in range(len(self.servers) + 1)]
         self._slices = [slice(*pair) for pair in itertools.pairwise(ends)]
         self._mail = Mailbox(self.comm) if self.comm.size > 1 else None
+        self._pulled = room_for(params)
+        self._pushed: list[NDArray[Any] | None] = [None] * len(self._slices)
         self._compressors: list[Compressor] = []
         if self.works and self.compressor is not None:
             self._compressors = [copy.deepcopy(self.compressor) for _ in self._slices]
             for part, compressor in zip(self._slices, self._compressors, strict=True):
-                compressor.start(part.stop - part.start, params.dtype)
+                compressor.start(part.stop - part.start, params.dtype, namespace(params))
+        elif self.works:
+            self._pushed = [room_for(params[part]) for part in self._slices]
         if self.comm.rank in self.servers:
             part = self._slices[self.comm.rank - self.servers.start]
-            group = self.sequencer.group
-            self._slice = _Slice(params[part], self.optimizer, self.compressor, group)
+            values, group = to_host(params, self._pulled), self.sequencer.group
+            self._slice = _Slice(values[part], self.optimizer, self.compressor, group)
         self._open()
 
     @property
@@ -181,7 +197,7 @@ class ParameterServer(Asynchronous):
     def end_epoch(self, params: Array) -> None:
         """Let the servers serve until no worker will push again; apply an incomplete group."""
         if not self.works:
-            self._serve(None, flush=True)
+            self._serve(params, None, flush=True)
         else:
             self._arrive(params, more=False)
         self._close(params)
@@ -189,7 +205,7 @@ class ParameterServer(Asynchronous):
     def phase(self, params: Array, tasks: range, last: bool) -> Iterator[int]:
         """Yield the tasks that the leading server deals to this worker; none to a server."""
         if not self.works:
-            self._serve(tasks, flush=last)
+            self._serve(params, tasks, flush=last)
         else:
             if self._mail is None:
                 self.sequencer.open(tasks, flush=last)
@@ -204,28 +220,32 @@ class ParameterServer(Asynchronous):
         """Push, if there is a gradient, and wait for the answer with the parameters."""
         version = int(self._reply[2]) if gradient is not None else -1
         header = np.array([version, samples, more, self._told, self.signal()], np.float64)
-        payload = self._payload(gradient) if gradient is not None else []
+        above = self._payload(gradient) if gradient is not None else []
         begun = time.perf_counter()
+        payload = [to_host(data, room) for data, room in zip(above, self._pushed, strict=False)]
         if self._mail is None:
+            values = to_host(params, self._pulled)
             self._alone(header, payload)
+            lift(values, params)
             return
-        lead = self.servers.start
+        lead, values = self.servers.start, params if self._pulled is None else self._pulled
         awaited = [self._mail.expect(lead, _REPLY, self._reply)]
         for server, part in zip(self.servers, self._slices, strict=True):
-            awaited.append(self._mail.expect(server, _PARAMETERS, params[part]))
+            awaited.append(self._mail.expect(server, _PARAMETERS, values[part]))
         self._mail.send(lead, _ARRIVAL, header)
         for server, data in zip(self.servers, payload, strict=False):
             self._mail.send(server, _GRADIENT, data)
         sent = time.perf_counter()
         self._mail.wait(awaited, f"the servers, from rank {lead} on, did not answer")
         self._mail.flush()
+        lift(values, params)
         end = time.perf_counter()
         volume = header.nbytes + sum(data.nbytes for data in payload)
         self.comm.traffic.record(
             "push_pull", volume, params.nbytes, end - begun, end - sent, begun=begun
         )
 
-    def _payload(self, gradient: Array) -> list[NDArray[Any]]:
+    def _payload(self, gradient: Array) -> list[Array]:
         """Return what each server gets of a gradient."""
         parts = [gradient[part] for part in self._slices]
         if not self._compressors:
@@ -262,9 +282,10 @@ class ParameterServer(Asynchronous):
                 self._total += number * self._losses[other], number
         return actions
 
-    def _serve(self, tasks: range | None, flush: bool) -> None:
+    def _serve(self, params: Array, tasks: range | None, flush: bool) -> None:
         """Answer workers until the phase is over."""
         assert self._mail is not None
+        to_host(params, self._pulled)  # where the slice is, if they are on a GPU
         begun = time.perf_counter()
         self._sent = self._received = 0
         self._waited = 0.0
@@ -391,23 +412,25 @@ class ParameterServer(Asynchronous):
         return said | {"bound": self.sequencer.bound, "staleness": counts}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank, no copy; local, between phases."""
+        """Return the state of this rank, on the host, there no copy; local, between phases."""
         state: dict[str, Any] = {"sequencer": self.sequencer.state_dict()}
         if self.comm.rank in self.servers:
             state |= self._slice.state_dict()
         if self._compressors:
-            states = [compressor.state_dict() for compressor in self._compressors]
+            states = [placed(compressor.state_dict(), to_host) for compressor in self._compressors]
             state["compressor"] = _joined(states)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state of this rank, after `start`; local."""
+        state = placed(state, to_host)
         self.sequencer.load_state_dict(state["sequencer"])
         self._reply[2] = self.optimizer.steps = self.sequencer.version
         if self.comm.rank in self.servers:
             self._slice.load_state_dict(state)
         for part, compressor in zip(self._slices, self._compressors, strict=False):
-            compressor.load_state_dict(_cut(state["compressor"], part))
+            near = partial(like, array=compressor.residual)
+            compressor.load_state_dict(placed(_cut(state["compressor"], part), near))
 
     def reshard(self, states: list[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
         """Cut the servers' slices anew, and deal out the workers' residuals by sum."""

@@ -11,14 +11,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from paropt_hpc import CORES
 from paropt_hpc.comm import Communicator, remember_ranges, remembered_ranges, sparse_allreduce
 from paropt_hpc.comm.request import Request
 from paropt_hpc.compress import Compressor, RandomK
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.kernels import quantize
+from paropt_hpc.kernels import device, quantize
 from paropt_hpc.train.arrays import (
     Array,
     Scratch,
@@ -45,6 +44,7 @@ BUCKET_BYTES = 4 << 20
 """Of a bucket: long enough for full bandwidth, short enough that much of the rest overlaps."""
 
 HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+_INFINITY = {kind: int(np.array(np.inf, dtype).view(np.uint16)) for kind, dtype in HALVES.items()}
 
 
 class Wire(ABC):
@@ -179,20 +179,17 @@ class HalfWire(DenseWire):
         if self.scaler is not None:
             with np.errstate(over="ignore", invalid="ignore"):
                 entries *= self.scaler.scale
-        halves = self._halves(entries)
+        halves = _halves(entries)
         for part in blocks(entries):  # upwards: what is overwritten has been read
             values = self._wide.take(entries[part].size, np.float32, namespace(entries))
             with np.errstate(over="ignore"):
                 values[:] = entries[part]
             encoded = quantize.encode(values, self.kind, out=halves[part].view(np.uint8))
             if encoded.saturated:  # and so finite: the other ranks must hear of it
-                halves[part.start] = np.inf
-        self._reduce(halves, bucket)
-
-    def _halves(self, entries: Array) -> NDArray[Any]:
-        """Return the place of a bucket's 16-bit values: at the start of its own memory."""
-        halves: NDArray[Any] = entries.view(np.uint8)[: 2 * entries.size].view(HALVES[self.kind])
-        return halves
+                halves[part.start] = _INFINITY[self.kind]
+        on_host = isinstance(halves, np.ndarray)  # elsewhere no library need know bfloat16
+        typed = halves if on_host else device.vector(halves)
+        self._reduce(typed.view(HALVES[self.kind]), bucket)
 
     def finish(self, gradient: Array, *, check: bool) -> bool:
         """Wait for the means, and widen them in place; collective."""
@@ -207,9 +204,9 @@ class HalfWire(DenseWire):
         return finite
 
     def _widen(self, entries: Array) -> None:
-        halves = self._halves(entries)
+        halves = _halves(entries)
         for part in reversed(blocks(entries)):  # downwards, for the same reason
-            narrow = self._narrow.take(halves[part].size, halves.dtype, namespace(entries))
+            narrow = self._narrow.take(halves[part].size, np.uint16, namespace(entries))
             narrow[:] = halves[part]
             wide = self._wide.take(narrow.size, np.float32, namespace(entries))
             entries[part] = quantize.decode(narrow.view(np.uint8), self.kind, wide.size, out=wide)
@@ -222,6 +219,11 @@ class HalfWire(DenseWire):
         """Take over a saved loss scale."""
         if self.scaler is not None:
             self.scaler.load_state_dict(state["loss_scale"])
+
+
+def _halves(entries: Array) -> Array:
+    """Return the place of a bucket's 16-bit values, as bits: at the start of its own memory."""
+    return entries.view(np.uint16)[: entries.size]
 
 
 class _CompressedWire(Wire):

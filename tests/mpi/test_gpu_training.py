@@ -15,6 +15,7 @@ WAYS = {
     "nccl": {"strategy": {"algorithm": "nccl"}},
     "accumulated": {"train": {"accumulate": 3, "optimizer": "adam", "lr": 0.01, "clip_norm": 1.0}},
     "float16": {"strategy": {"wire": "float16"}},
+    "bfloat16": {"strategy": {"wire": "bfloat16"}, "train": {"accumulate": 2}},
     "topk": {"compress": {"method": "topk", "density": 0.1, "momentum_correction": True}},
     "topk, split": {
         "compress": {"method": "topk", "density": 0.1, "values": "float16"},
@@ -24,11 +25,24 @@ WAYS = {
     "quantize": {"compress": {"method": "quantize", "values": "int8"}},
     "localsgd": {"strategy": {"name": "localsgd", "period": 5, "outer_momentum": 0.3}},
     "batch norm": {"model": {"hidden": [8], "norm": "batch"}},
+    "gossip": {"strategy": {"name": "gossip", "topology": "one-peer-exponential"}},
+    "tracking": {"strategy": {"name": "gossip", "tracking": True, "order": "combine-then-adapt"}},
+    "push-sum": {"strategy": {"name": "push-sum", "topology": "exponential"}},
+    "choco": {"strategy": {"name": "choco"}, "compress": {"method": "topk", "density": 0.2}},
+}
+# Not deterministic on more than two ranks.
+LOOSE = {
+    "server": {"strategy": {"name": "parameter-server", "staleness_policy": "wait"}},
+    "server, topk": {
+        "strategy": {"name": "parameter-server", "servers": 1, "group": 2},
+        "compress": {"method": "topk", "density": 0.2},
+    },
+    "async-gossip": {"strategy": {"name": "async-gossip", "lead": 2}},
 }
 
 
 def config_of(way, on, **run):
-    sections = {name: dict(values) for name, values in WAYS[way].items()}
+    sections = {name: dict(values) for name, values in (WAYS | LOOSE)[way].items()}
     if on == "cpu" and way == "nccl":
         del sections["strategy"]
     usual = {"epochs": 2, "batch": 360, "lr": 0.05, "device": on}
@@ -59,7 +73,21 @@ def test_a_run_on_a_gpu_comes_to_what_one_on_the_host_does(way, comm, cupy):
     assert found.test_accuracy == pytest.approx(expected.test_accuracy, abs=0.02)
 
 
-@pytest.mark.parametrize("way", ["topk", "batch norm"])
+@pytest.mark.parametrize("way", LOOSE)
+def test_ranks_that_do_not_keep_step_learn_there_too(way, comm, cupy):
+    config = config_of(way, "gpu")
+    train = {"epochs": 8, "batch": 60, "lr": 0.1, "momentum": 0.5}
+    updated = {
+        "train": config.train.model_copy(update=train),
+        "model": config.model.model_copy(update={"hidden": [32]}),
+    }
+    trainer = Trainer(config.model_copy(update=updated), comm)
+    assert trainer.run().test_accuracy > 0.85
+    bits = comm.allgather_bytes(trainer.params.get().view(np.uint8))
+    assert all(other.tobytes() == bits[0].tobytes() for other in bits)
+
+
+@pytest.mark.parametrize("way", ["topk", "batch norm", "push-sum", "server, topk"])
 @pytest.mark.parametrize(("first", "second"), [("gpu", "cpu"), ("cpu", "gpu")])
 def test_a_run_goes_on_on_the_other_kind(way, first, second, comm, cupy, folder):
     whole = config_of(way, second)

@@ -156,9 +156,11 @@ def test_a_cupy_that_is_not_there(monkeypatch):
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"train": {"device": "gpu"}, "strategy": {"name": "gossip"}}, "'allreduce' or 'localsgd'"),
-        ({"train": {"device": "gpu"}, "strategy": {"wire": "bfloat16"}}, "on a GPU set 'float16'"),
         ({"strategy": {"algorithm": "nccl"}}, "needs train.device = 'gpu'"),
+        (
+            {"train": {"device": "gpu"}, "strategy": {"algorithm": "nccl", "wire": "bfloat16"}},
+            "'nccl' sums 32 and 64 bits",
+        ),
     ],
 )
 def test_settings_that_do_not_fit(sections, said):
