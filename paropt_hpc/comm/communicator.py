@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
@@ -382,8 +382,7 @@ class Communicator:
             transport.complete(transport.mpi.Ibarrier(), "barrier")
         transport.finish("barrier", start, 0, 0)
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """Run a block on every rank; if it fails on one, raise on all at its end.
 
         The block must not contain another collective: a rank that fails before it would leave
@@ -397,17 +396,24 @@ class Communicator:
             package's or a builtin, and otherwise the nearest base class that is. What is not
             an ``Exception`` (Ctrl-C, exit) passes at once and does not reach the others.
         """
+        return self._together()
+
+    @contextmanager
+    def _together(self, *, counted: bool = True) -> Iterator[None]:
+        """Do so; inside another collective, which counts it, not `counted` by itself."""
         transport = self._transport
-        transport.begin()
+        if counted:
+            transport.begin()
         error: Exception | None = None
         try:
             yield
         except Exception as caught:
             error = caught
-        start = transport.begin()
+        start = transport.begin() if counted else 0.0
         transport.agree("together")
         codes = transport.gather_rows(np.array([agreement.fingerprint(error)]), "together")[:, 0]
-        transport.finish("together", start, *2 * (8 * (self.size - 1),))
+        if counted:
+            transport.finish("together", start, *2 * (8 * (self.size - 1),))
         if codes.any():
             self._raise_together(error, codes)
 

@@ -369,8 +369,9 @@ def _sum_messages(call: _Call, views: list[NDArray[np.uint8]]) -> None:
 
 def _dense(call: _Call, message: Any) -> SparseResult:
     call.clear()
-    with call.comm.together():
+    with call.comm._together(counted=False):
         call.add(message)
+    call.swapped(8)
     call.finish()  # what follows counts itself
     call.comm.allreduce(
         call.dense, "sum", call.comm._choice.ours(call.head.n * call.head.dtype.itemsize)
@@ -407,8 +408,9 @@ def _decode_own(call: _Call) -> _Entries:
         call.work.take("indices", index_dtype(head.n), head.k),
         call.work.take("values", head.dtype, head.k),
     )
-    with call.comm.together():
+    with call.comm._together(counted=False):
         messages.decode(call.message, out=own)
+    call.swapped(8)
     return own
 
 

@@ -109,11 +109,11 @@ class Checkpoints:
                 found = _checked(folder, self.comm.rank, self.comm.size)
             except (OSError, ValueError, KeyError) as error:
                 fault = str(error) or type(error).__name__
-            if self.comm.gather_scalars(found is not None).all():
+            faults = [told for told in self.comm.gather_texts(fault) if told]
+            if not faults:
                 return found
             if self.comm.rank == 0:
-                reason = fault or "another rank could not read it"
-                warnings.warn(f"checkpoint {folder} is damaged: {reason}", stacklevel=2)
+                warnings.warn(f"checkpoint {folder} is damaged: {faults[0]}", stacklevel=2)
         return None
 
     def _all(self) -> list[Path]:

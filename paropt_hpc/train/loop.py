@@ -269,6 +269,8 @@ class Trainer:
 
     def _placed(self, batch: Batch) -> Batch:
         """Return samples where the parameters are."""
+        if self._xp is np:
+            return batch
         return Batch(self._xp.asarray(batch.x), self._xp.asarray(batch.y))
 
     def step(
@@ -314,7 +316,7 @@ class Trainer:
     def _tell(self, signal: int, number: int, epoch: int) -> tuple[list[float], int]:
         """Exchange what ranks have not told one another yet; collective."""
         told = self.comm.gather_vectors([*self._untold, signal])
-        *losses, signals = told.sum(axis=0).tolist()
+        *losses, signals = np.add.reduce(told).tolist()
         if not (math.isfinite(sum(losses)) or self.strategy.skip_nonfinite):
             for step, shares in enumerate(told[:, :-1].T, number + 2 - len(self._untold)):
                 _check_finite(shares, f"at step {step} (epoch {epoch + 1})")

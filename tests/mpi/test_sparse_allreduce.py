@@ -1,6 +1,7 @@
 """Sparse all-reduce: bits, conservation, bytes and balance, against what every rank can compute."""
 
 import importlib
+import time
 
 import numpy as np
 import pytest
@@ -287,6 +288,18 @@ def test_counts_bytes_of_the_allgather(world):
         records = 7 * 8 * (comm.size - 1)
         assert counted.bytes_sent == records + (comm.size - 1) * message.size
         assert counted.bytes_received == records + lengths.sum() - message.size
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_no_second_is_counted_twice(world, scheme):
+    n = 20_000
+    with Communicator(world) as comm:
+        message = encoded(sparse(comm.rank, n, 500), n)
+        begun = time.perf_counter()
+        for _ in range(5):
+            sparse_allreduce(comm, message, np.empty(n, np.float32), scheme)
+        assert 0 < comm.traffic.seconds <= time.perf_counter() - begun
+        assert comm.traffic.waiting <= comm.traffic.seconds
 
 
 @pytest.mark.parametrize(
