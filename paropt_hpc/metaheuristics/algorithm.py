@@ -20,7 +20,10 @@ every other one, and never becomes the best.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from copy import deepcopy
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, ClassVar, TypeAlias, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,7 +52,8 @@ class Algorithm(ABC):
     seed : int
         Names the random stream.
     constraints : Constraints, optional
-        How values and violations make an order; by default Deb's feasibility rules.
+        How values and violations make an order; by default Deb's feasibility rules. Copied, so
+        that algorithms given the same one do not learn from each other.
 
     Attributes
     ----------
@@ -81,7 +85,7 @@ class Algorithm(ABC):
     ) -> None:
         self.space = space
         self.seed = seed
-        self.constraints = constraints if constraints is not None else FeasibilityRules()
+        self.constraints = FeasibilityRules() if constraints is None else deepcopy(constraints)
         self.best_x: Rows | None = None
         self.best_f = math.inf
         self.best_violation = math.inf
@@ -189,7 +193,12 @@ class Algorithm(ABC):
             If a shape is wrong. Nothing has changed then.
         """
         x, f, violation = self._checked(x, f, violation)
-        failed = ~np.isfinite(f if f.ndim == 1 else f.sum(axis=1))
+        if len(x) != len(self.ask()):
+            raise ValueError(
+                f"x must have the {len(self.ask())} rows that ask returned, got {len(x)}"
+            )
+        finite = np.isfinite(f)
+        failed = ~(finite if f.ndim == 1 else finite.all(axis=1))
         if failed.any():
             f = f.copy()
             f[failed] = math.inf
@@ -218,7 +227,8 @@ class Algorithm(ABC):
         -------
         x : ndarray, shape (n, dimension), float64
         f : ndarray, shape (n,) or (n, objectives), float64
-            Infinite where never told or failed.
+            Infinite where never told or failed, and for algorithms that keep no violations where
+            infeasible.
         """
 
     @abstractmethod
@@ -481,6 +491,7 @@ def make(name: str, space: Space, *, seed: int = 0, **options: Any) -> Algorithm
     """
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm must be one of {', '.join(sorted(ALGORITHMS))}, got {name!r}")
+    _check_types(name, options)
     try:
         return ALGORITHMS[name](space, seed=seed, **options)
     except TypeError as error:
@@ -488,3 +499,19 @@ def make(name: str, space: Space, *, seed: int = 0, **options: Any) -> Algorithm
             raise
         unknown = str(error).rpartition(" ")[2]
         raise ConfigError(f"algorithm {name!r} has no option {unknown}") from None
+
+
+_KINDS: dict[Any, type] = {int: Integral, float: Real, str: str, bool: bool, NoneType: NoneType}
+
+
+def _check_types(name: str, options: Mapping[str, Any]) -> None:
+    """Raise where an option is no number, truth value or text as its annotation says."""
+    hints = get_type_hints(getattr(ALGORITHMS[name], "__init__"))  # noqa: B009 -- of the instance
+    for option, value in options.items():
+        kinds = get_args(hints.get(option)) or (hints.get(option),)
+        if not set(kinds) <= set(_KINDS):
+            continue
+        fits = isinstance(value, tuple(_KINDS[kind] for kind in kinds))
+        if not fits or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
+            raise ConfigError(f"{option} of algorithm {name!r} must be {wanted}, got {value!r}")

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.metaheuristics.algorithm import Algorithm, Array, Rows, register
-from paropt_hpc.metaheuristics.constraints import Constraints
+from paropt_hpc.metaheuristics.constraints import Constraints, worth_migrating
 from paropt_hpc.metaheuristics.evaluation import read_only
 from paropt_hpc.metaheuristics.space import Space
 
@@ -82,6 +82,10 @@ class AntColony(Algorithm):
             raise ConfigError("local_search needs symmetric distances; leave it out")
         self._local_search = symmetric if local_search is None else local_search
         self._kicks = n // 2 if kicks is None else kicks
+        if self._kicks < 0 or not (math.isfinite(alpha) and math.isfinite(beta)):
+            raise ConfigError(
+                f"kicks must be at least 0, alpha and beta finite, got {kicks}, {alpha} and {beta}"
+            )
         self._ants = population
         default = 0.2 if self._local_search else 0.02
         self._evaporation = default if evaporation is None else evaporation
@@ -122,7 +126,7 @@ class AntColony(Algorithm):
     def _tell(self, x: Rows, f: Rows, violation: Rows | None) -> None:
         self.constraints.adapt(f, violation)
         keys = self.constraints.key(f, violation)
-        self._x, self._f = x.copy(), f.copy()
+        self._x, self._f = x.copy(), worth_migrating(f, violation)
         if not np.isfinite(keys).any():
             return
         leader = x[int(keys.argmin())]

@@ -20,7 +20,7 @@ from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.kernels.rng import philox
 from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows, register
-from paropt_hpc.metaheuristics.constraints import Constraints
+from paropt_hpc.metaheuristics.constraints import Constraints, worth_migrating
 from paropt_hpc.metaheuristics.evaluation import read_only
 from paropt_hpc.metaheuristics.space import Space
 
@@ -142,6 +142,8 @@ class CMAES(Algorithm):
         self._tolerance = (1e-9 if restarts != "none" else 0.0) if tolerance is None else tolerance
         if self._default < 4:
             raise ConfigError(f"population must be at least 4, got {population}")
+        if not self._tolerance >= 0:
+            raise ConfigError(f"tolerance must be at least 0, got {tolerance}")
         if not 0 < sigma <= 10:
             raise ConfigError(f"sigma must be in (0, 10], got {sigma}")
         if restarts not in RESTARTS:
@@ -151,6 +153,8 @@ class CMAES(Algorithm):
         self._start = None if start is None else np.asarray(start, np.float64)
         if self._start is not None and self._start.shape not in ((n,), (2, n)):
             raise ConfigError(f"start must be 1 or 2 rows of {n} columns, got {self._start.shape}")
+        if self._start is not None and not np.isfinite(self._start).all():
+            raise ConfigError("start must be finite")
         self._range = space.upper - space.lower
         self._streams = self._key()
         self._run = -1
@@ -274,13 +278,11 @@ class CMAES(Algorithm):
         asked = self.ask()
         self.constraints.adapt(f, violation)
         keys = self.constraints.key(f, violation)
-        if len(x) != len(asked):
-            raise ValueError(f"x must have the {len(asked)} rows that ask returned")
         if x is not asked:
             changed = (x != asked).any(axis=1)
             if changed.any():
                 self._replace(changed, self._steps_of(x[changed]))
-        self._x, self._f = x if x is asked else x.copy(), f.copy()
+        self._x, self._f = x if x is asked else x.copy(), worth_migrating(f, violation)
         self._guests = self._guests[len(asked) // 2 :]
         order = np.argsort(keys, kind="stable")
         succeeded = int(np.isfinite(keys).sum())

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from paropt_hpc.errors import ConfigError
 
-__all__ = ["AdaptivePenalty", "Constraints", "FeasibilityRules", "total_violation"]
+__all__ = [
+    "AdaptivePenalty",
+    "Constraints",
+    "FeasibilityRules",
+    "total_violation",
+    "worth_migrating",
+]
 
 Rows = NDArray[np.float64]
 _INFEASIBLE = 1e300  # above the values that an objective may have
@@ -124,6 +130,11 @@ class AdaptivePenalty:
         """Continue from what was learned."""
         self.weight = float(state["weight"])
         self._recent = [bool(value) for value in state["recent"]]
+
+
+def worth_migrating(f: Rows, violation: Rows | None) -> Rows:
+    """Return a copy of values, infinite where infeasible: migrants are taken for feasible."""
+    return f.copy() if violation is None else np.where(violation > 0, math.inf, f)
 
 
 def total_violation(

@@ -196,8 +196,6 @@ class Genetic(PopulationAlgorithm):
         if self.generation == 0:
             self._select(x, f, violation)
             return
-        if len(x) != len(self._child):
-            raise ValueError(f"x must have the {len(self._child)} rows that ask returned")
         self.constraints.adapt(f, violation)
         if violation is None and self._violation is None:
             keys = self._f

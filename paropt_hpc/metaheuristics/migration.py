@@ -58,6 +58,10 @@ class Migration:
                 "interval and size of a migration must be at least 1, "
                 f"got {self.interval} and {self.size}"
             )
+        if isinstance(self.topology, str) and self.topology not in topologies.TOPOLOGIES:
+            raise ConfigError(
+                f"topology must be one of {', '.join(topologies.TOPOLOGIES)}, got {self.topology!r}"
+            )
         for name, value, known in (
             ("selection", self.selection, _SELECTIONS),
             ("replacement", self.replacement, _REPLACEMENTS),
@@ -177,16 +181,22 @@ def emigrants(algorithm: Algorithm, migration: Migration, rng: np.random.Generat
     Never more than half of them, and only such as are evaluated and feasible.
     """
     x, f = algorithm.population()
-    fit = np.atleast_1d(np.isfinite(f.reshape(len(f), -1)).all(axis=1))
-    violation = getattr(algorithm, "_violation", None)
-    if violation is not None and len(violation) == len(fit):
-        fit &= violation == 0
-    members = np.flatnonzero(fit)
+    members = fit_members(algorithm)
     count = min(migration.size, max(1, len(f) // 2), len(members))
     if count == 0:
         return Migrants.none(x.shape[1])
     chosen = _select(members, f, count, migration.selection, rng)
     return Migrants(x[chosen], f[chosen])
+
+
+def fit_members(algorithm: Algorithm) -> Places:
+    """Return which members of a population are evaluated and feasible."""
+    _, f = algorithm.population()
+    fit = np.isfinite(f.reshape(len(f), -1)).all(axis=1)
+    violation = getattr(algorithm, "_violation", None)
+    if violation is not None:
+        fit &= violation == 0
+    return np.flatnonzero(fit)
 
 
 def _select(

@@ -1,13 +1,24 @@
 """What every algorithm promises, for each that is registered."""
 
 import copy
+import re
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.metaheuristics import ALGORITHMS, Real, Space, function, make
+from paropt_hpc.metaheuristics import (
+    ALGORITHMS,
+    AdaptivePenalty,
+    Migration,
+    Real,
+    Space,
+    function,
+    make,
+    make_islands,
+)
+from paropt_hpc.metaheuristics.migration import emigrants
 
 SPACE = Space(Real(-3, 5, size=4))
 REAL = [
@@ -172,7 +183,21 @@ def test_wrong_shapes_are_refused_and_change_nothing(name):
     ]:
         with pytest.raises(ValueError, match="must have shape"):
             algorithm.tell(*wrong)
+    with pytest.raises(ValueError, match=r"must have the \d+ rows that ask"):
+        algorithm.tell(x[1:], sphere(x[1:]) - 1e9)  # better than the best
     check_same(before, algorithm.state_dict())
+
+
+def test_only_feasible_members_emigrate(name):
+    algorithm = new(name, seed=4)
+    for generation in range(20):
+        x = algorithm.ask()
+        algorithm.tell(x, sphere(x), np.maximum(2 - x[:, 0], 0))  # x0 >= 2, the minimum is not
+        rng = np.random.default_rng(generation)
+        guests = emigrants(algorithm, Migration(size=100), rng)
+        assert (guests.x[:, 0] >= 2).all()
+        np.testing.assert_array_equal(guests.f, sphere(guests.x))
+    assert len(guests.x)
 
 
 @pytest.mark.parametrize("name", ["de", "ga", "jde", "pso"])
@@ -251,3 +276,27 @@ def test_unknown_names_and_options_are_refused():
         make("de", SPACE, size=3)
     with pytest.raises(ConfigError, match="population of 'de' must be at least 4, got 3"):
         make("de", SPACE, population=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"population": "fifty"}, "population of algorithm 'de' must be int, got 'fifty'"),
+        ({"population": 50.0}, "must be int, got 50.0"),
+        ({"weight": True}, "weight of algorithm 'de' must be float, got True"),
+        ({"mutation": 1}, "mutation of algorithm 'de' must be str, got 1"),
+    ],
+)
+def test_options_of_a_wrong_type_are_refused(options, wanted):
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        make("de", SPACE, **options)
+    assert make("de", SPACE, population=np.int64(7), weight=1).population_size == 7
+
+
+def test_islands_do_not_share_what_a_penalty_learns():
+    penalty = AdaptivePenalty(weight=3.0, memory=1)
+    first, second = make_islands("de", SPACE, 2, constraints=penalty)
+    x = first.ask()
+    first.tell(x, sphere(x), np.ones(len(x)))
+    assert first.constraints.weight == 6.0
+    assert second.constraints.weight == penalty.weight == 3.0
