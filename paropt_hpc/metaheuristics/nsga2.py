@@ -147,8 +147,7 @@ class NSGA2(Genetic):
         return self._places_in_order(self._f, self._violation)
 
     def _tell(self, x: Rows, f: Rows, violation: Rows | None) -> None:
-        if f.shape[1] != self._f.shape[1]:
-            raise ValueError(f"f must have {self._f.shape[1]} objectives, got {f.shape[1]}")
+        self._check_objectives(f)
         if violation is not None and self._violation is None:
             self._violation = np.zeros(self._size)
         told = np.zeros(len(f)) if violation is None else violation
@@ -166,6 +165,10 @@ class NSGA2(Genetic):
         if self._violation is not None:
             self._violation = violated[kept]
 
+    def _check_objectives(self, f: Rows) -> None:
+        if f.shape[1] != self._f.shape[1]:
+            raise ValueError(f"f must have {self._f.shape[1]} objectives, got {f.shape[1]}")
+
     def front(self) -> tuple[Rows, Rows]:
         """Return copies of the members that none dominates, and their values.
 
@@ -181,16 +184,33 @@ class NSGA2(Genetic):
         return self._x[first].copy(), self._f[first].copy()
 
     def inject(self, x: Rows, f: ArrayLike, where: ArrayLike | None = None) -> None:
-        """Take immigrants; see `Algorithm.inject`."""
+        """Take immigrants; see `Algorithm.inject`.
+
+        By default each replaces one of the worst members, unless that one is of a better front.
+        """
         x, values, _ = self._checked(x, f, None)
-        if where is not None:
-            places = np.asarray(where, np.intp)
+        self._check_objectives(values)
+        values = np.where(np.isfinite(values), values, np.inf)
+        if where is None:
+            places, taken = self._worse_members(values)
         else:
-            places = np.argsort(self._keys(), kind="stable")[::-1][: len(x)]
-        count = min(len(places), len(x))
-        self._x[places[:count]] = self.space.clip(x[:count])
-        self._f[places[:count]] = np.where(np.isfinite(values[:count]), values[:count], np.inf)
+            places, taken = self._places(values[:, 0], where)
+        self._x[places], self._f[places] = self.space.clip(x[taken]), values[taken]
+        if self._violation is not None:
+            self._violation[places] = 0
         self._asked = None
+
+    def _worse_members(self, f: Rows) -> tuple[Array, Array]:
+        """Return which members feasible immigrants replace, and which of these."""
+        violation = None
+        if self._violation is not None:
+            violation = np.concatenate([self._violation, np.zeros(len(f))])
+        rank = non_dominated_ranks(np.concatenate([self._f, f]), violation)
+        mine, theirs = rank[: self._size], rank[self._size :]
+        best_first = np.argsort(theirs, kind="stable")[: self._size]
+        worst_first = np.argsort(self._keys(), kind="stable")[::-1][: len(best_first)]
+        no_worse = theirs[best_first] <= mine[worst_first]
+        return worst_first[no_worse], best_first[no_worse]
 
     def is_native(self, objective: Any) -> bool:
         """Say that it is not."""

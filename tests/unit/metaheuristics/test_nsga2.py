@@ -84,6 +84,21 @@ def test_constraints_failures_and_resume():
     assert (algorithm.population()[0] == 1.5).any()
 
 
+def test_immigrants_replace_only_what_is_worse():
+    algorithm = make("nsga2", Space(Real(-10, 10)), seed=1, population=4)
+    x = np.array([[0.0], [0.5], [1.0], [1.5]])
+    algorithm.tell(x, schaffer(x), np.array([0.0, 0.0, 0.0, 1.0]))
+    algorithm.inject(np.array([[9.0]]), schaffer(np.array([[9.0]])))  # dominated, but feasible
+    assert sorted(algorithm.population()[0][:, 0]) == [0, 0.5, 1, 9]
+    algorithm.inject(np.array([[8.0], [9.5]]), schaffer(np.array([[8.0], [9.5]])))
+    assert sorted(algorithm.population()[0][:, 0]) == [0, 0.5, 1, 8]
+    algorithm.inject(np.array([[3.0]]), schaffer(np.array([[3.0]])), where=[0])
+    assert (algorithm.population()[0] == 3).sum() == 1
+    assert sorted(algorithm.front()[0][:, 0]) == [0.5, 1]
+    with pytest.raises(ValueError, match="must have 2 objectives"):
+        algorithm.inject(np.array([[3.0]]), np.ones((1, 3)))
+
+
 def test_wrong_settings_are_refused():
     with pytest.raises(ConfigError, match="objectives must be at least 2"):
         make("nsga2", Space(Real(0, 1)), objectives=1)
