@@ -158,7 +158,12 @@ class SimulatedAnnealing(_Chains):
             raise ConfigError(f"steps must be at least 1, got {steps}")
         for name, value in (("start", start_temperature), ("end", end_temperature)):
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name}_temperature must be above 0, got {value}")
+                raise ConfigError(f"{name}_temperature must be above 0 and finite, got {value}")
+        if end_temperature is not None and end_temperature > (start_temperature or math.inf):
+            raise ConfigError(
+                f"end_temperature must be at most the start's, {start_temperature}, "
+                f"got {end_temperature}"
+            )
         self._cooling, self._steps = cooling, steps
         self._start, self._end = start_temperature, end_temperature
         self._first = 0.0
@@ -250,8 +255,11 @@ class ParallelTempering(_Chains):
         constraints: Constraints | None = None,
     ) -> None:
         super().__init__(space, seed=seed, population=population, constraints=constraints)
-        if coldest is not None and hottest is not None and not 0 < coldest < hottest:
-            raise ConfigError(f"coldest must be in (0, {hottest}), got {coldest}")
+        for name, value in (("coldest", coldest), ("hottest", hottest)):
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {value}")
+        if coldest is not None and hottest is not None and not coldest < hottest:
+            raise ConfigError(f"coldest must be below hottest, {hottest}, got {coldest}")
         if exchange_every < 1:
             raise ConfigError(f"exchange_every must be at least 1, got {exchange_every}")
         self._coldest, self._hottest, self._every = coldest, hottest, exchange_every

@@ -82,6 +82,8 @@ class _Swarm(PopulationAlgorithm):
         constraints: Constraints | None,
     ) -> None:
         super().__init__(space, seed=seed, population=population, constraints=constraints)
+        if not all(map(math.isfinite, coefficients)):
+            raise ConfigError(f"inertia, own and social must be finite, got {coefficients}")
         self._neighbours = neighbours(neighbourhood, self._size)
         self._coefficients = coefficients  # inertia, own, social
         self._place = self._x.copy()
@@ -226,6 +228,8 @@ class BinarySwarm(_Swarm):
     ) -> None:
         if not space.is_only("binary"):
             raise ConfigError("'binary-pso' needs a space of Binary variables; use 'ga' or 'pso'")
+        if not speed_limit > 0:
+            raise ConfigError(f"speed_limit must be above 0, got {speed_limit}")
         coefficients = inertia, own, social
         super().__init__(space, seed, population, neighbourhood, coefficients, constraints)
         self._limit = speed_limit

@@ -389,6 +389,8 @@ def _check_range(kind: str, low: float, high: float, log: bool, size: int | None
     _check_size(kind, size)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigError(f"a {kind} needs finite bounds with low < high, got {low} and {high}")
+    if not math.isfinite(high - low):
+        raise ConfigError(f"the range of a {kind} must be finite, got {low} to {high}")
     if log and low <= 0:
         raise ConfigError(f"a {kind} on a log scale needs a lower bound above 0, got {low}")
 

@@ -103,7 +103,10 @@ def test_wrong_settings_are_refused():
         ("sa", {"cooling": "none"}, "cooling must be one of"),
         ("sa", {"steps": 0}, "steps must be at least 1"),
         ("sa", {"start_temperature": 0}, "start_temperature must be above 0"),
-        ("tempering", {"coldest": 2.0, "hottest": 1.0}, "coldest must be in"),
+        ("sa", {"start_temperature": 1.0, "end_temperature": 2.0}, "end_temperature must be at"),
+        ("tempering", {"coldest": 2.0, "hottest": 1.0}, "coldest must be below hottest"),
+        ("tempering", {"coldest": -1.0}, "coldest must be above 0"),
+        ("tempering", {"hottest": 0.0}, "hottest must be above 0"),
         ("tempering", {"exchange_every": 0}, "exchange_every must be at least 1"),
         ("tempering", {"population": 1}, "at least 2"),
     ]:
