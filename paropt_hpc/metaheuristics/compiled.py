@@ -60,7 +60,8 @@ class Compiled:
             ) from None
         self.repeatable = repeatable
         if threads is None:
-            threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+            first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+            threads = int(first) if first.isdecimal() else 1
         self._threads = max(1, min(threads, numba.get_num_threads()))
         self._numba = numba
         compiled = function if hasattr(function, "py_func") else numba.njit(function)

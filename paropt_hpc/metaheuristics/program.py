@@ -21,7 +21,11 @@ from paropt_hpc.metaheuristics.isolated import without_launcher
 
 __all__ = ["Program"]
 
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)", re.IGNORECASE)
+# Not the "inf" of "information", nor the 2 of "step2" or of "1.0.2"; Fortran writes 1.5D-3.
+_NUMBER = re.compile(
+    r"(?:[-+]|(?<![\w.]))(?:(?:\d+\.?\d*|\.\d+)(?:[ed][-+]?\d+)?|(?:nan|inf(?:inity)?)(?!\w))",
+    re.IGNORECASE,
+)
 
 
 class Program:
@@ -212,6 +216,6 @@ def _numbers(text: str, count: int, source: str) -> Any:
     for line in reversed(text.splitlines()):
         found = _NUMBER.findall(line)
         if len(found) >= count:
-            numbers = [float(word) for word in found[-count:]]
+            numbers = [float(word.lower().replace("d", "e")) for word in found[-count:]]
             return numbers[0] if count == 1 else numbers
     raise RuntimeError(f"{source} has no line with {count} number(s)")

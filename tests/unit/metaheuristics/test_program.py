@@ -27,6 +27,20 @@ def test_numbers_arrive_exactly_and_come_back(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("-1.5D-3", -1.5e-3),  # as Fortran writes it
+        ("1.25-2.5", -2.5),  # columns without a gap
+        ("cost=.5 kg", 0.5),
+        ("3 at step2 of run_7", 3),
+        ("4.0\nfor your information: no finance", 4),
+    ],
+)
+def test_what_is_a_number(line, value):
+    assert python(f"print({line!r})".replace("'", '"'))(ROW) == value
+
+
 def test_files_in_and_out_and_names(tmp_path):
     run = python(
         'open("out.txt", "w").write(open("in.txt").read().split()[1] + " 4.0\\n")',
@@ -47,6 +61,7 @@ def test_failures_have_their_cause(tmp_path):
     assert "status 1: no licence" in text
     assert cause(python("print()"))[1].endswith("no line with 1 number(s)")
     assert cause(python('print("nan")'))[0] == Status.NAN
+    assert cause(python('print("f = -Infinity")'))[0] == Status.INFINITE
     assert "none of x0, x1, folder" in cause(python("", "{y}"))[1]
     assert "left no out.txt" in cause(python("", output="out.txt"))[1]
     assert list(tmp_path.iterdir()) == []
