@@ -1,5 +1,6 @@
 """Tune the settings of a training."""
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,7 @@ from paropt_hpc.train.meter import Meter
 from paropt_hpc.tuning import (
     ASHA,
     Pruner,
+    Random,
     Record,
     Sampler,
     SuccessiveHalving,
@@ -89,15 +91,14 @@ def tune_training(
     table: TrialTable | None = None
     with comm.together():
         space = build_space(config.space)
+        if not settings.train:
+            raise ConfigError("tune.train must name a file, the settings of the training to tune")
         base = Path(settings.train)
         epochs = _trained(base, {}).train.epochs
-        for name in config.space:
-            section, _, key = name.partition(".")
-            if section not in Config.model_fields or not key:
-                raise ConfigError(f"space.{name!r} is no setting of a training, such as train.lr")
+        _check_space(space, base)
         sampler = _sampler(settings, space, epochs)
         if comm.rank == 0:
-            table = _table(settings)
+            table = _table(settings, space)
 
     def objective(trial: Trial) -> float:
         given = dict(trial.params)
@@ -126,12 +127,38 @@ def tune_training(
     return space, records
 
 
-def _table(settings: TuneSection) -> TrialTable:
+def _check_space(space: Space, base: Path) -> None:
+    """Raise unless the variables are settings of a training that take such values."""
+    for name in space.variables:
+        section, _, key = name.partition(".")
+        if section not in Config.model_fields or not key:
+            raise ConfigError(f"space.{name!r} is no setting of a training, such as train.lr")
+    faults = []
+    for number in range(20):  # some combinations may be refused, but not all
+        try:
+            _trained(base, Random(space).suggest(number).params)
+            return
+        except ConfigError as error:
+            faults.append(error)
+    raise faults[0]
+
+
+def _table(settings: TuneSection, space: Space) -> TrialTable:
     """Return the table of the trials; that of a part has a file of its own beside the others'."""
     if settings.dir is None:
         return TrialTable()
     name = "trials.jsonl" if settings.parts == 1 else f"trials-{settings.part}.jsonl"
-    return TrialTable(Path(settings.dir) / name, resume=settings.resume, shared="trials*.jsonl")
+    path = Path(settings.dir) / name
+    table = TrialTable(path, resume=settings.resume, shared="trials*.jsonl")
+    for record in table.records:
+        try:
+            space.encode(record.params)
+        except ValueError as error:
+            raise ConfigError(
+                f"cannot go on: {settings.dir} holds trials of another space ({error}); restore "
+                "it, or name another tune.dir"
+            ) from None
+    return table
 
 
 def _sampler(settings: TuneSection, space: Space, epochs: int) -> Sampler:
@@ -169,7 +196,7 @@ def _trained(path: Path, params: dict[str, Any]) -> Config:
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return json.dumps(value) if isinstance(value, str | list) else repr(value)
 
 
 class _Run(Trainer):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.rng import philox
@@ -76,7 +77,7 @@ class Random(Sampler):
     def suggest(self, number: int) -> Suggestion:
         """Return the trial of this number."""
         row = self.space.sample(1, philox(self.seed, "trial", number))[0]
-        return Suggestion(self.space.decode(row))
+        return Suggestion(_params(self.space, row))
 
 
 class Halton(Sampler):
@@ -98,7 +99,7 @@ class Halton(Sampler):
         point = [_radical_inverse(number + 1, base) for base in self._bases]
         unit = (np.array(point) + self._shift) % 1.0
         row = self.space.lower + unit * (self.space.upper - self.space.lower)
-        return Suggestion(self.space.decode(row))
+        return Suggestion(_params(self.space, row))
 
 
 class Grid(Sampler):
@@ -185,19 +186,21 @@ class Bayesian(Sampler):
         if trial is not None:
             self._study.tell(trial, None if failed else value, state)
             return
-        params = {
-            name: v.choices.index(record.params[name]) if isinstance(v, Categorical)
-            else record.params[name]
-            for name, v in self.space.variables.items()
-        }  # fmt: skip
-        self._study.add_trial(
-            self._optuna.trial.create_trial(
+        try:
+            params = {
+                name: v.choices.index(record.params[name]) if isinstance(v, Categorical)
+                else record.params[name]
+                for name, v in self.space.variables.items()
+            }  # fmt: skip
+            trial = self._optuna.trial.create_trial(
                 state=state,
                 value=None if failed else value,
                 params=params,
                 distributions=self._distributions,
             )
-        )
+        except ValueError:
+            return  # outside the space as it is now
+        self._study.add_trial(trial)
 
 
 class SuccessiveHalving(Sampler):
@@ -289,6 +292,12 @@ def make_sampler(name: str, space: Space, seed: int = 0) -> Sampler:
     if name not in SAMPLERS:
         raise ConfigError(f"sampler must be one of {', '.join(SAMPLERS)}, got {name!r}")
     return SAMPLERS[name](space, seed)
+
+
+def _params(space: Space, row: NDArray[np.float64]) -> dict[str, Any]:
+    """Return the values of a row, vectors as lists: a table of trials holds what JSON can."""
+    values = space.decode(row)
+    return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in values.items()}
 
 
 def _axis(name: str, variable: Variable, points: int) -> list[Any]:

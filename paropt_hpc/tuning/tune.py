@@ -160,9 +160,23 @@ class Manager:
                 if letter is not None:
                     self._answer(letters, letter.source, json.loads(letter.payload.tobytes()))
             self._check()
+        except Exception:
+            self._end_running(letters)
+            raise
         finally:
             for leader in leaders:
                 _post(letters, leader, {"end": True})
+
+    def _end_running(self, letters: Letterbox) -> None:
+        """Stop what is being tried; an answer left unread would be taken for a later search's."""
+        while self._running:
+            letter = letters.take(1.0)
+            if letter is None:
+                continue
+            if "step" in json.loads(letter.payload.tobytes()):
+                _post(letters, letter.source, {"stop": True})
+            else:
+                self._running.pop(letter.source, None)
 
     def _hand_out(self, letters: Letterbox, leaders: list[int]) -> bool:
         """Give every idle group a trial; return whether any was given."""
@@ -176,16 +190,19 @@ class Manager:
             if suggestion is None:
                 break
             number = self._left.pop(0)
-            self._running[leader] = (number, suggestion)
             _post(letters, leader, {"number": number, **suggestion._asdict()})
+            self._running[leader] = (number, suggestion)
             given = True
         return given
 
     def _answer(self, letters: Letterbox, leader: int, told: dict[str, Any]) -> None:
         number, suggestion = self._running[leader]
         if "step" in told:
-            stop = self._stops(number)(told["step"], told["value"]) or self._hopeless
-            _post(letters, leader, {"stop": stop})
+            stop = True
+            try:
+                stop = self._stops(number)(told["step"], told["value"]) or self._hopeless
+            finally:
+                _post(letters, leader, {"stop": stop})
             return
         del self._running[leader]
         self._record(number, suggestion, told)

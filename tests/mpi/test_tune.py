@@ -131,6 +131,20 @@ def test_failures_without_end_end_the_search_on_all_ranks(comm):
         tune(comm, hopeless, Random(SPACE), trials=1000, max_failures=5)
 
 
+def test_a_manager_that_fails_ends_the_trials_that_are_running(comm):
+    def objective(trial):
+        for step in range(1, 200 if trial.number else 2):
+            time.sleep(1e-3)
+            trial.report(step, 0.0)
+        return 0.0
+
+    def full(records, running):
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        tune(comm, objective, Random(SPACE), trials=50, observer=full)
+
+
 def test_pruning_by_hand_and_bad_settings(comm):
     def objective(trial):
         trial.report(1, 7.0)

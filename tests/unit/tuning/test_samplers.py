@@ -1,4 +1,5 @@
 import importlib.util
+import json
 import math
 
 import numpy as np
@@ -123,6 +124,21 @@ def test_successive_halving_promotes_the_best_and_waits():
     assert [s.params["x"] for s in promoted] == good
     assert {s.budget for s in promoted} == {6}
     assert sampler.suggest(12) is None
+
+
+@pytest.mark.parametrize("name", ["random", "halton"])
+def test_vectors_are_lists_that_a_table_can_hold(name):
+    space = Space({"weights": Real(0, 1, size=3), "order": Permutation(4)})
+    params = make_sampler(name, space, 1).suggest(2).params
+    assert json.loads(json.dumps(params)) == params
+    assert sorted(params["order"]) == [0, 1, 2, 3]
+
+
+def test_trials_outside_the_space_teach_nothing():
+    sampler = Bayesian(Space({"x": Real(0, 1), "kind": Categorical(["a", "b"])}), startup=1)
+    sampler.tell(complete(0, {"x": 5.0, "kind": "a"}, 1.0))
+    sampler.tell(complete(1, {"x": 0.5, "kind": "c"}, 1.0))
+    assert 0 <= sampler.suggest(2).params["x"] <= 1
 
 
 def test_asha_keeps_the_best_share_of_each_rung():
