@@ -46,6 +46,8 @@ def check_array(
             return
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array, whose mask would do nothing; fill it")
     if array.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dtypes)
         raise TypeError(f"{name} must be {wanted}, got {array.dtype}; convert it with astype")
