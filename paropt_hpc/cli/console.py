@@ -154,23 +154,28 @@ def search_progress(rank: int) -> Iterator[Callable[[Moment, float], object] | N
 def search(values: Mapping[str, Any]) -> None:
     """Print what a search came to."""
     failed = ", ".join(f"{count:,} {cause}" for cause, count in values["failures"].items())
-    rows = {
-        "best value": f"{values['best_f']:.10g}",
-        "constraint violation": f"{values['best_violation']:.4g}",
-        "evaluations": f"{values['evaluations']:,}",
-        "generations": f"{values['generations']:,}",
-        "failed": failed or "none",
-        "ended by": values["reason"],
-        "time": f"{values['wall_s']:.2f} s",
-        "evaluations/s": f"{values['evaluations_per_s']:,.0f}",
-        "ranks": f"{values['ranks']}",
-    }
-    if values["best_violation"] == 0:
-        del rows["constraint violation"]
-    best = values["best"]
-    for name, value in best.items() if isinstance(best, dict) else ():
-        rows[name] = _short(value)
-    table(["", "result"], [[label, text] for label, text in rows.items()])
+    best_f, best, front = values["best_f"], values["best"], values["front"]
+    if front is not None:
+        rows = [["front", f"{len(front):,} points, in summary.json"]]
+    else:
+        rows = [["best value", "none" if best_f is None else f"{best_f:.10g}"]]
+    if values["best_violation"]:
+        rows.append(["constraint violation", f"{values['best_violation']:.4g}"])
+    rows += [
+        ["evaluations", f"{values['evaluations']:,}"],
+        ["generations", f"{values['generations']:,}"],
+        ["failed", failed or "none"],
+        *([f"{cause}, for instance", _short(text)] for cause, text in values["causes"].items()),
+        ["ended by", values["reason"]],
+        ["time", f"{values['wall_s']:.2f} s"],
+        ["evaluations/s", f"{values['evaluations_per_s']:,.0f}"],
+        ["ranks", f"{values['ranks']}"],
+        *(
+            [name, _short(value)]
+            for name, value in (best if isinstance(best, dict) else {}).items()
+        ),
+    ]
+    table(["", "result"], rows)
 
 
 @contextmanager

@@ -31,12 +31,13 @@ def plot_search(folder: Path) -> Path | None:
         return None
     evaluations = [moment["evaluations"] for moment in moments]
     figure, (above, below) = plt.subplots(2, sharex=True, figsize=(7, 6))
-    best = np.array([moment["best_f"] for moment in moments])
-    median = np.array([moment["median_f"] for moment in moments])
+    # None, where there was none yet, becomes NaN, which is not drawn.
+    best = np.array([moment["best_f"] for moment in moments], np.float64)
+    median = np.array([moment["median_f"] for moment in moments], np.float64)
     above.plot(evaluations, best, label="best so far")
     above.plot(evaluations, median, ":", label="median of the generation")
     positive = best[best > 0]
-    if (best >= 0).all() and positive.size and positive.max() > 10 * positive.min():
+    if not (best < 0).any() and positive.size and positive.max() > 10 * positive.min():
         above.set_yscale("log")
     above.set_ylabel("value")
     above.legend()

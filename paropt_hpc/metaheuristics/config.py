@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.metaheuristics.algorithm import Algorithm
 from paropt_hpc.metaheuristics.compiled import Compiled
+from paropt_hpc.metaheuristics.constraints import AdaptivePenalty
 from paropt_hpc.metaheuristics.evaluation import Objective, Scalar, Vectorised
 from paropt_hpc.metaheuristics.functions import function
 from paropt_hpc.metaheuristics.island import Budget
@@ -32,8 +33,44 @@ from paropt_hpc.runs import Section, load
 
 __all__ = ["SearchConfig", "build_space", "load_function", "load_search"]
 
+# How evaluations are made, but not what they give.
+_MAY_CHANGE = ("objective.keep", "objective.retries", "objective.time_limit", "objective.isolate")
+
 Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+# What each way to give an objective understands.
+_OF_OBJECTIVE = {
+    "function": (
+        "function", "kind", "rows", "outputs", "constrained", "retries", "time_limit", "isolate",
+    ),
+    "benchmark": ("benchmark", "dimension"),
+    "tsplib": ("tsplib",),
+    "command": (
+        "command", "inputs", "output", "keep", "outputs", "constrained", "retries", "time_limit",
+    ),
+}  # fmt: skip
+_OF_VARIABLE = {
+    "real": ("kind", "low", "high", "log", "size"),
+    "integer": ("kind", "low", "high", "log", "size"),
+    "categorical": ("kind", "choices"),
+    "binary": ("kind", "size"),
+    "permutation": ("kind", "size"),
+}
+
+
+def _idle(section: Section, known: Sequence[str]) -> str | None:
+    """Return a setting that differs from its default and would do nothing."""
+    fields = type(section).model_fields
+    return next(
+        (
+            name
+            for name in fields
+            if name not in known and getattr(section, name) != fields[name].default
+        ),
+        None,
+    )
 
 
 class ObjectiveConfig(Section):
@@ -67,6 +104,10 @@ class ObjectiveConfig(Section):
             )
         if self.kind == "compiled" and not self.rows:
             raise ValueError("objective.kind = 'compiled' needs objective.rows = true")
+        if self.kind == "compiled" and (self.outputs > 1 or self.constrained):
+            raise ValueError("objective.kind = 'compiled' is for functions of one number")
+        if given and (idle := _idle(self, _OF_OBJECTIVE[given[0]])):
+            raise ValueError(f"objective.{idle} does nothing with objective.{given[0]}; remove it")
         return self
 
 
@@ -82,6 +123,8 @@ class VariableConfig(Section):
 
     def build(self, name: str) -> Variable:
         """Return the variable."""
+        if idle := _idle(self, _OF_VARIABLE[self.kind]):
+            raise ConfigError(f"space.{name}: {idle} does nothing with kind = {self.kind!r}")
         if self.kind in ("real", "integer"):
             if self.low is None or self.high is None:
                 raise ConfigError(f"space.{name} needs low and high")
@@ -103,6 +146,17 @@ class AlgorithmConfig(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str | list[str] = "de"  # several take turns on the islands
+    constraints: Literal["rules", "penalty"] = "rules"  # Deb's, or an adaptive penalty
+
+    def options(self) -> dict[str, Any]:
+        """Return what algorithms are made with."""
+        options = dict(self.model_extra or {})
+        for name in ("seed", "space", "names", "count"):
+            if name in options:
+                raise ConfigError(f"algorithm.{name} is no option; the seed is run.seed")
+        if self.constraints == "penalty":
+            options["constraints"] = AdaptivePenalty()
+        return options
 
 
 class IslandsConfig(Section):
@@ -149,16 +203,38 @@ class SearchConfig(Section):
     budget: BudgetConfig = BudgetConfig()
     run: SearchRunConfig = SearchRunConfig()
 
+    @model_validator(mode="after")
+    def _is_possible(self) -> "SearchConfig":
+        if self.islands.asynchronous and self.islands.count < 2:
+            raise ValueError("islands.asynchronous needs islands.count of at least 2")
+        if self.islands.asynchronous and (self.run.resume or self.run.checkpoint_every):
+            raise ValueError(
+                "islands.asynchronous has no checkpoints: run.resume and run.checkpoint_every need "
+                "islands that meet"
+            )
+        return self
+
     def build(self) -> tuple[Objective, list[Algorithm]]:
         """Return the objective and an algorithm for each island; local."""
         objective, space = self._objective()
-        options = dict(self.algorithm.model_extra or {})
-        seed = self.run.seed
+        options, name = self.algorithm.options(), self.algorithm.name
         tour = getattr(objective, "function", None)
-        if isinstance(tour, Tour) and self.algorithm.name in ("mmas", ["mmas"]):
+        if isinstance(tour, Tour) and name in ("mmas", ["mmas"]):
             options.setdefault("distances", tour.distances)
-        islands = make_islands(self.algorithm.name, space, self.islands.count, seed=seed, **options)
+        if name in ("nsga2", ["nsga2"]) and objective.outputs > 1:
+            options.setdefault("objectives", objective.outputs)
+        islands = make_islands(name, space, self.islands.count, seed=self.run.seed, **options)
         return objective, islands
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be the same for a run to be gone on with, by the names of settings."""
+        sections = self.model_dump(mode="json", include={"objective", "space", "algorithm"})
+        return {
+            f"{section}.{key}": value
+            for section, values in sections.items()
+            for key, value in values.items()
+            if f"{section}.{key}" not in _MAY_CHANGE
+        }
 
     def migration(self) -> Migration:
         """Return how islands exchange members."""
@@ -173,9 +249,11 @@ class SearchConfig(Section):
         about = self.objective
         if about.benchmark is not None:
             named = function(about.benchmark)
+            self._check_no_space("benchmark")
             return Vectorised(named), named.space(about.dimension)
         if about.tsplib is not None:
             tour = read_tsplib(Path(about.tsplib))
+            self._check_no_space("tsplib")
             return Vectorised(tour), tour.space
         if not self.space:
             raise ConfigError("there are no variables; add a table [space.NAME] for each")
@@ -198,6 +276,10 @@ class SearchConfig(Section):
             child = Isolated(_OnValues(called, None if about.rows else space), about.time_limit)
             return self._scalar(child, space, rows=True), space
         return self._scalar(called, space, rows=about.rows), space
+
+    def _check_no_space(self, given: str) -> None:
+        if self.space:
+            raise ConfigError(f"objective.{given} has a space of its own; remove [space]")
 
     def _program(self, command: str, space: Space) -> Program:
         about = self.objective
@@ -267,7 +349,7 @@ def load_function(name: str) -> Callable[[Any], Any]:
         sys.path.insert(0, here)
     try:
         found = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         raise ConfigError(f"cannot import {module_name!r}: {error}") from None
     for part in attribute.split("."):
         if not hasattr(found, part):

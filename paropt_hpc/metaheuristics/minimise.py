@@ -1,5 +1,6 @@
 """From settings to results in a folder."""
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,8 @@ def minimise(
     Returns
     -------
     dict
-        The summary: best values, counts, seconds.
+        The summary: best values, or a front of several objectives, counts, seconds. There is None
+        for a number that is not finite, such as the best value where all evaluations have failed.
 
     Raises
     ------
@@ -45,10 +47,6 @@ def minimise(
         objective, algorithms = config.build()
         budget = config.limits()
         migration = config.migration()
-        if config.run.dir is not None and comm.rank == 0:
-            folder = RunFolder(Path(config.run.dir), config, config.run)
-    if config.run.dir is not None:
-        checkpoints = Checkpoints(Path(config.run.dir) / "checkpoints", comm)
     evaluator = ManagerWorker if config.run.evaluator == "manager" else RowSplit
     search = Search(
         comm,
@@ -57,7 +55,13 @@ def minimise(
         migration=migration,
         evaluator=evaluator,
         max_failures=config.run.max_failures,
+        settings=config.identity(),
     )
+    if config.run.dir is not None:
+        checkpoints = Checkpoints(Path(config.run.dir) / "checkpoints", comm)
+        with comm.together():
+            if comm.rank == 0:
+                folder = RunFolder(Path(config.run.dir), config, config.run)
     if config.islands.asynchronous:
         outcome, log = search.run_asynchronous(budget, observer=observer)
         _keep_log(comm, config, log)
@@ -74,7 +78,7 @@ def minimise(
     if folder is not None:
         folder.keep_metrics(0)
         for moment in outcome.history:
-            folder.add_metrics(moment._asdict())
+            folder.add_metrics(_plain(moment._asdict()))
         folder.write_summary(summary)
     return summary
 
@@ -87,26 +91,36 @@ def _keep_log(comm: Communicator, config: SearchConfig, log: MigrationLog) -> No
 
 def _summary(outcome: Outcome, space: Space, ranks: int) -> dict[str, Any]:
     best = None if outcome.best_x is None else space.decode(outcome.best_x)
-    return {
+    front = None
+    if outcome.front is not None:
+        front = [{"f": f, "values": space.decode(row), "row": row}
+                 for row, f in zip(*outcome.front, strict=True)]  # fmt: skip
+    summary = {
         "ranks": ranks,
         "best_f": outcome.best_f,
         "best_violation": outcome.best_violation,
-        "best": _plain(best),
-        "best_row": _plain(outcome.best_x),
+        "best": best,
+        "best_row": outcome.best_x,
+        "front": front,
         "evaluations": outcome.evaluations,
         "generations": outcome.generations,
         "failures": outcome.failures,
+        "causes": outcome.causes,
         "reason": outcome.reason,
         "wall_s": outcome.seconds,
         "evaluations_per_s": outcome.evaluations / max(outcome.seconds, 1e-9),
         "cores": os.cpu_count(),
     }
+    plain: dict[str, Any] = _plain(summary)
+    return plain
 
 
 def _plain(value: Any) -> Any:
     """Return what JSON can hold."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,10 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search came to; the same on every rank, but for `seconds`."""
+    """What a search came to; the same on every rank, but for `seconds`.
+
+    With several objectives there is a `front` instead of a best point.
+    """
 
     #: shape (d,), float64, or None before the first success
     best_x: Rows | None
@@ -44,6 +47,11 @@ class Outcome:
     reason: str
     seconds: float
     history: list[Moment]
+    #: what one of the failed evaluations of each cause has said; which one depends on the ranks
+    causes: dict[str, str] = field(default_factory=dict)
+    #: of several objectives: rows, shape (n, d), and values, shape (n, k), of the feasible members
+    #: that none dominates, in the order of the first objective
+    front: tuple[Rows, Rows] | None = None
 
 
 class Clock:

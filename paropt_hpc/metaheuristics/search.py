@@ -9,9 +9,11 @@ Islands *meet* after a number of generations, the same for all: their figures go
 emigrants to the neighbours alone. Between meetings groups do not wait for one another.
 """
 
+import json
 import math
 import signal as signals
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -33,14 +35,18 @@ from paropt_hpc.metaheuristics.island import (
 )
 from paropt_hpc.metaheuristics.migration import (
     Emigration,
+    Migrants,
     Migration,
     admit,
     between_groups,
     emigrants,
+    fit_members,
     packed_emigrants,
     unpacked_emigrants,
 )
+from paropt_hpc.metaheuristics.nsga2 import non_dominated_ranks
 from paropt_hpc.metaheuristics.progress import Clock, Moment, Outcome
+from paropt_hpc.metaheuristics.space import Space
 from paropt_hpc.runs import Checkpoint, Checkpoints, StopRequest
 
 __all__ = ["Budget", "Moment", "Outcome", "Search"]
@@ -70,6 +76,8 @@ class Search:
         :class:`.RowSplit`.
     max_failures : int
         So many failed evaluations of an island in a row end the run with an error.
+    settings : mapping, optional
+        What else must be the same for a run to be gone on with: names and JSON values.
     """
 
     def __init__(
@@ -81,12 +89,18 @@ class Search:
         migration: Migration | None = None,
         evaluator: Callable[[Communicator, Objective], Evaluator] = RowSplit,
         max_failures: int = 1000,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         listed = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
-        _check_islands(listed)
         self.comm = comm
         self.migration = migration if len(listed) > 1 else None
-        self.topology = self.migration.between(len(listed)) if self.migration else None
+        self.topology = None
+        with comm.together():
+            objective = as_objective(objective)
+            _check_islands(listed, objective.outputs)
+            if self.migration is not None:
+                self.topology = self.migration.between(len(listed))
+        self.settings = dict(settings or {})
         self.algorithms = listed
         self.groups = min(comm.size, len(listed))
         group = comm.rank * self.groups // comm.size
@@ -102,7 +116,7 @@ class Search:
             self._routes = between_groups(self.topology, homes)
             alone = self.groups == comm.size
             self._roots = comm if alone else comm.split(int(self.group.rank > 0))
-        self.evaluator = evaluator(self.group, as_objective(objective))
+        self.evaluator = evaluator(self.group, objective)
         if self.evaluator.comm.size != self.group.size:
             raise on_every_rank(
                 ConfigError(
@@ -376,7 +390,10 @@ class Search:
         with self.comm.together():
             self._check(found)
             for island in self._islands:
-                island.load_state_dict(found.state(_part(island.number)))
+                try:
+                    island.load_state_dict(found.state(_part(island.number)))
+                except ValueError as error:
+                    raise ConfigError(f"cannot resume from {found.folder}: {error}") from None
         self._met, self._stride = found.position["met"], found.position["stride"]
         self._history = [Moment(*values) for values in found.position["history"]]
 
@@ -386,11 +403,12 @@ class Search:
             "algorithms": [algorithm.name for algorithm in self.algorithms],
             "seeds": [algorithm.seed for algorithm in self.algorithms],
             "dimension": self.algorithms[0].space.dimension,
+            "bounds (their checksum)": _checksum(self.algorithms[0].space),
         }
         if self.migration is not None:
             name = getattr(self.migration.topology, "name", self.migration.topology)
             about["migration"] = asdict(replace(self.migration, topology=name))
-        return about
+        return about | self.settings
 
     def _check(self, found: Checkpoint) -> None:
         saved, mine = found.position.get("search", {}), self._identity()
@@ -411,6 +429,37 @@ class Search:
         told = np.concatenate(self.comm.allgather_bytes(row.view(np.uint8)))
         return told.view(np.float64) if told.size else None
 
+    def _front(self) -> tuple[Rows, Rows] | None:
+        """Return what no member of any island dominates, of several objectives; collective."""
+        if self.algorithms[0].objectives is not None:
+            return None
+        own = [np.empty(0)]
+        for island in self._islands if self.group.rank == 0 else ():
+            fit, (x, f) = fit_members(island.algorithm), island.algorithm.population()
+            own.append(packed_emigrants(Emigration(-1, island.number, 0, Migrants(x[fit], f[fit]))))
+        letters = self.comm.allgather_bytes(np.concatenate(own).view(np.uint8))
+        told = [
+            guests for letter in letters for guests in unpacked_emigrants(letter.view(np.float64))
+        ]
+        x, f = (np.concatenate([one.guests[part] for one in told]) for part in (0, 1))
+        if not len(f):
+            return x, f
+        # In the order of the first objective; what islands have given one another is there once.
+        together = np.unique(np.column_stack([f, x])[non_dominated_ranks(f) == 0], axis=0)
+        return together[:, f.shape[1] :], together[:, : f.shape[1]]
+
+    def _causes(self) -> dict[str, str]:
+        """Return what one failure of each kind has said, on the lowest rank that saw one."""
+        own = {
+            Status(status).label: text
+            for island in reversed(self._islands)
+            for status, text in island.tally.examples.items()
+        }
+        causes: dict[str, str] = {}
+        for text in self.comm.gather_texts(json.dumps(own)):
+            causes = json.loads(text) | causes
+        return causes
+
     def _outcome(self, reports: list[Report], reason: str, seconds: float) -> Outcome:
         best = min(reports, key=lambda r: (r.best_violation, r.best_f))
         counts = np.sum([report.counts for report in reports], axis=0)
@@ -424,6 +473,8 @@ class Search:
             reason=reason,
             seconds=seconds,
             history=list(self._history),
+            causes=self._causes() if counts[1:].any() else {},
+            front=self._front(),
         )
 
 
@@ -442,7 +493,11 @@ def _part(island: int) -> str:
     return f"island-{island:05d}"
 
 
-def _check_islands(algorithms: list[Algorithm]) -> None:
+def _checksum(space: Space) -> str:
+    return f"{zlib.crc32(np.concatenate([space.lower, space.upper]).tobytes()):08x}"
+
+
+def _check_islands(algorithms: list[Algorithm], outputs: int) -> None:
     if not algorithms:
         raise ConfigError("a search needs at least one algorithm, got none")
     first = algorithms[0].space
@@ -452,8 +507,23 @@ def _check_islands(algorithms: list[Algorithm]) -> None:
         )
         if not same or algorithm.space.kinds != first.kinds:
             raise ConfigError(f"all islands must search the same space; island {number} differs")
+        _check_objectives(algorithm, outputs)
     named = [(algorithm.name, algorithm.seed) for algorithm in algorithms]
     if len(set(named)) < len(named):
         raise ConfigError(
             "islands of the same algorithm need different seeds, or they all do the same"
+        )
+
+
+def _check_objectives(algorithm: Algorithm, outputs: int) -> None:
+    if (algorithm.objectives is None) != (outputs > 1):
+        wanted = "several objectives" if algorithm.objectives is None else "one objective"
+        raise ConfigError(
+            f"{algorithm.name!r} is for {wanted}, but the function has {outputs} output(s); "
+            "'nsga2' is for several"
+        )
+    if outputs > 1 and (made_for := algorithm.population()[1].shape[1]) != outputs:
+        raise ConfigError(
+            f"{algorithm.name!r} was made for {made_for} objectives, but the function has "
+            f"{outputs} outputs"
         )

@@ -38,7 +38,7 @@ class RunFolder:
         self.path = path
         self._writer: Any = None  # of TensorBoard's event files
         self._metrics = path / "metrics.jsonl"
-        if self._metrics.exists() and not run.overwrite and not run.resume:
+        if self._has_results() and not run.overwrite and not run.resume:
             raise ConfigError(
                 f"{path} already holds the results of a run; name another run.dir, "
                 "go on with --resume, or replace them with --set run.overwrite=true"
@@ -55,6 +55,13 @@ class RunFolder:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}") from None
         if tensorboard:
             self._writer = _event_writer(path / "tensorboard")
+
+    def _has_results(self) -> bool:
+        """Say whether there is more than what a run leaves that failed at its start."""
+        if self._metrics.exists() and self._metrics.stat().st_size > 0:
+            return True
+        summary = self.path / "summary.json"
+        return summary.exists() or any((self.path / "checkpoints").glob("step-*"))
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         """Append one record, one line of JSON."""

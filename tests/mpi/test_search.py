@@ -314,6 +314,31 @@ def test_asynchronous_islands_fail_together(comm, tmp_path):
         MigrationLog.load(tmp_path / "log")
 
 
+def test_a_front_of_all_islands_does_not_depend_on_the_ranks(comm, world, everywhere):
+    both = Scalar(lambda row: [row[0] ** 2, (row[0] - 1) ** 2 + row[1] ** 2], outputs=2)
+
+    def front(ranks):
+        islands = make_islands("nsga2", SPACE, 3, seed=5, population=12)
+        search = Search(ranks, islands, both, migration=Migration(interval=3))
+        outcome = search.run(Budget(generations=10))
+        search.free()
+        return [part.tolist() for part in outcome.front]
+
+    ours = front(comm)
+    with Communicator(world.Split(comm.rank)) as alone:
+        expected = front(alone)
+    everywhere([] if ours == expected else [f"{ours} is not {expected}"])
+    assert len(ours[1]) > 12
+
+
+def test_causes_are_known_on_all_ranks(comm, everywhere):
+    search = Search(comm, archipelago(2), patchy, migration=Migration())
+    causes = search.run(Budget(generations=5)).causes
+    search.free()
+    good = causes.keys() == {"raised", "NaN"} and causes["raised"] == "ValueError: no luck"
+    everywhere([] if good else [f"{causes}"])
+
+
 def problem_of(name):
     """A space, an objective and options that an algorithm can work with."""
     options = {"lshade": {"budget": 2000}}.get(name, {})

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from paropt_hpc.comm import SerialCommunicator
+from paropt_hpc.errors import ConfigError, EvaluationError
+from paropt_hpc.experiments import plot_search
 from paropt_hpc.experiments.tune_training import load_tuning, tune_training
 from paropt_hpc.metaheuristics.config import load_search
 from paropt_hpc.metaheuristics.minimise import minimise
@@ -37,6 +39,14 @@ generations = 60
 MINE = """
 def sphere(values):
     return (values["x"] - 1) ** 2 + values["n"] ** 2 + (values["mode"] == "bad")
+
+def patchy(values):
+    if values["x"] < 0:
+        raise ValueError("x is negative")
+    return sphere(values) if values["n"] else float("nan")
+
+def two(values):
+    return [values["x"] ** 2, (values["x"] - 2) ** 2]
 
 def broken(values):
     raise RuntimeError("out of licences")
@@ -111,9 +121,72 @@ def test_a_search_is_gone_on_with(folder):
     assert metrics[0] == metrics[1]
 
 
+def test_only_the_same_search_is_gone_on_with(folder):
+    search_here("it", "budget.generations=5", "run.checkpoint_every=5")
+    for changed, said in (
+        ("objective.function=mine:patchy", r"objective.function was 'mine:sphere'"),
+        ("algorithm.weight=0.7", r"algorithm.weight was None"),
+        ("algorithm.population=24", r"algorithm.population was 20"),
+        ("run.seed=1", r"seeds was \[0\]"),
+    ):
+        with pytest.raises(ConfigError, match=f"cannot resume: {said}"):
+            search_here("it", "run.resume=true", changed)
+    search_here("it", "run.resume=true", "budget.generations=7", "objective.retries=2")
+    assert summary_of("it")["generations"] == 7
+
+
+def test_a_run_that_failed_at_its_start_does_not_keep_its_folder(folder):
+    for _ in range(2):
+        with pytest.raises(EvaluationError, match="out of licences"):
+            search_here("it", "objective.function=mine:broken", "run.max_failures=30")
+    search_here("it")
+    with pytest.raises(ConfigError, match="already holds the results"):
+        search_here("it")
+
+
+def test_failures_are_told_with_a_cause(folder):
+    search_here("it", "objective.function=mine:patchy", "budget.generations=10")
+    summary = summary_of("it")
+    assert summary["failures"].keys() == summary["causes"].keys() == {"raised", "NaN"}
+    assert summary["causes"]["raised"] == "ValueError: x is negative"
+
+
+def test_the_summary_is_json_also_without_a_best_point(folder):
+    search_here("it", "objective.function=mine:broken", "budget.generations=2")
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    for name in ("summary.json", "metrics.jsonl"):
+        for text in Path("runs/it", name).read_text().split("\n{" if name[0] == "m" else "\0"):
+            json.loads(text if text.startswith("{") else "{" + text, parse_constant=refuse)
+    assert summary_of("it")["best_f"] is None
+    assert plot_search(Path("runs/it"))
+
+
+def test_several_objectives_have_a_front(folder):
+    several = ["objective.function=mine:two", "objective.outputs=2", "algorithm.name=nsga2"]
+    for count in (1, 3):
+        search_here(f"{count}", *several, f"islands.count={count}")
+        front = summary_of(f"{count}")["front"]
+        assert len(front) > 10
+        firsts, seconds = ([point["f"][i] for point in front] for i in (0, 1))
+        assert firsts == sorted(firsts)
+        assert seconds == sorted(seconds, reverse=True)
+        for point in front:
+            assert point["f"] == [point["values"]["x"] ** 2, (point["values"]["x"] - 2) ** 2]
+    with pytest.raises(ConfigError, match="'de' is for one objective, but the function has 2"):
+        search_here("de", *several, "algorithm.name=de")
+    with pytest.raises(ConfigError, match="'nsga2' is for several objectives, but the function h"):
+        search_here("one", *several, "objective.outputs=1")
+    with pytest.raises(ConfigError, match="made for 3 objectives, but the function has 2"):
+        search_here("three", *several, "algorithm.objectives=3")
+
+
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
+        ("islands.topology=cube", "topology must be one of"),
         ("objective.functoin=x", "did you mean objective.function?"),
         ("objective.function=mine:broken", "out of licences"),
     ],

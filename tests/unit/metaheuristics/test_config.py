@@ -9,6 +9,7 @@ import pytest
 from paropt_hpc.comm import SerialCommunicator
 from paropt_hpc.errors import ConfigError, DataError
 from paropt_hpc.experiments import load_tuning, tune_training
+from paropt_hpc.metaheuristics import AdaptivePenalty
 from paropt_hpc.metaheuristics.config import load_search
 from paropt_hpc.runs import to_toml
 
@@ -58,6 +59,13 @@ BAD = [
     ("algorithm.popluation=3", "has no option 'popluation'"),
     ("budget.generations=0", "greater than or equal to 1"),
     ("islands.count=0", "greater than or equal to 1"),
+    ("algorithm.population=many", "population of algorithm 'de' must be int, got 'many'"),
+    ("algorithm.seed=3", "the seed is run.seed"),
+    ("algorithm.constraints=magic", "'rules' or 'penalty'"),
+    ("objective.dimension=3", "objective.dimension does nothing with objective.function"),
+    ("objective.keep=all", "objective.keep does nothing with objective.function"),
+    ('space.x={ kind = "binary", low = 1 }', "space.x: low does nothing with kind = 'binary'"),
+    ("islands.asynchronous=true", "islands.asynchronous needs islands.count of at least 2"),
 ]
 
 
@@ -65,6 +73,25 @@ BAD = [
 def test_bad_settings(folder, assignment, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         build(folder, assignment)
+
+
+def test_settings_that_exclude_each_other(folder):
+    both = ["islands.asynchronous=true", "islands.count=2", "run.resume=true"]
+    with pytest.raises(ConfigError, match="has no checkpoints"):
+        build(folder, *both)
+    (folder / "half.py").write_text("def sphere(v)\n")
+    with pytest.raises(ConfigError, match=r"cannot import 'half': .*half.py, line 1"):
+        build(folder, "objective.function=half:sphere")
+    text = "[objective]\nbenchmark = 'sphere'\n[space]\nx = { low = 0, high = 1 }\n"
+    (folder / "search.toml").write_text(text + "[budget]\ngenerations = 1\n")
+    with pytest.raises(ConfigError, match="has a space of its own"):
+        build(folder)
+
+
+def test_constraints_by_a_penalty(folder):
+    sets = ["objective.constrained=true", "algorithm.constraints=penalty"]
+    _, (algorithm,) = build(folder, *sets)
+    assert isinstance(algorithm.constraints, AdaptivePenalty)
 
 
 def test_what_is_missing(folder):
@@ -117,6 +144,9 @@ def test_bad_tunings(folder):
         ("tune.train=none.toml", "cannot read none.toml"),
         ("tune.sampler=best", "tune.sampler should be"),
         ("tune.schedule=halving", "needs tune.sampler"),
+        ('tune.train=""', "tune.train must name a file"),
+        ("space.train.lrr={ low = 1e-4, high = 1.0 }", "unknown key train.lrr"),
+        ("space.train.batch={ low = 1.0, high = 9.0 }", "train.batch should be"),
     ):
         with pytest.raises(ConfigError, match=said):
             tune_training(load_tuning(path, [assignment]), SerialCommunicator())
