@@ -49,6 +49,7 @@ SET = {
     "paropt lshade": ("lshade", {"budget": SIZE * GENERATIONS, "population": SIZE}),
     "paropt ga": ("ga", {}),
     "paropt cmaes": ("cmaes", {"population": SIZE}),
+    "paropt cmaes, default population": ("cmaes", {}),
     "paropt ipop-cmaes": ("ipop-cmaes", {}),
     "paropt sa": ("sa", {"population": 10, "steps": SIZE * GENERATIONS // 10}),
 }
