@@ -47,6 +47,14 @@ def environment_read_anew() -> Iterator[None]:
     backend.implementation.cache_clear()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def without_disk() -> Iterator[None]:
+    """Wait for no disk: whether bytes have reached it no test can see."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
