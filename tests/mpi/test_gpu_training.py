@@ -6,7 +6,7 @@ import pytest
 
 from paropt_hpc.comm import gpu_allreduce
 from paropt_hpc.kernels import device
-from paropt_hpc.train import Config, Trainer
+from paropt_hpc.train import SGD, AllReduce, Config, Trainer
 
 pytestmark = pytest.mark.mpi
 
@@ -71,6 +71,19 @@ def test_a_run_on_a_gpu_comes_to_what_one_on_the_host_does(way, comm, cupy):
     expected = Trainer(config_of(way, "cpu"), comm).run()
     assert found.final_loss == pytest.approx(expected.final_loss, rel=0.02)
     assert found.test_accuracy == pytest.approx(expected.test_accuracy, abs=0.02)
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_what_overflows_on_its_way_is_skipped_by_all(wire, comm, cupy):
+    strategy = AllReduce(comm, SGD(1.0), wire=wire, skip_nonfinite=True)
+    params = cupy.zeros(20, np.float32)
+    strategy.start(params)
+    largest = 3.4e38 if comm.rank == comm.size - 1 else 1.0  # finite as float32
+    strategy.step(params, cupy.asarray(np.full(20, largest, np.float32)))
+    assert strategy.skipped == 1
+    assert not params.get().any()
+    strategy.step(params, cupy.asarray(np.full(20, 0.5, np.float32)))
+    np.testing.assert_array_equal(params.get(), np.full(20, -0.5))
 
 
 @pytest.mark.parametrize("way", LOOSE)
