@@ -421,7 +421,12 @@ def quantize(
             beyond = np.isinf(acc.astype(half)) & np.isfinite(acc)
             saturated = int(np.count_nonzero(beyond))
             largest = np.float32(65504 if value_type == _FLOAT16 else 0xFF << 120)
-            encoded = np.where(beyond, np.copysign(largest, acc), acc).astype(half).tobytes()
+            codes = np.where(beyond, np.copysign(largest, acc), acc).astype(half)
+            if value_type == _FLOAT16:  # a NaN comes out quiet, as from the processor
+                nans = acc.view(np.uint32)[np.isnan(acc)]
+                quiet = nans >> 16 & 0x8000 | 0x7E00 | nans >> 13 & 0x03FF
+                codes.view(np.uint16)[np.isnan(acc)] = quiet
+            encoded = codes.tobytes()
         else:
             encoded = _quantize_groups(acc, value_type, seed)
     out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
@@ -443,6 +448,8 @@ def dequantize(data: _Bytes, value_type: int, out: _Array) -> None:
     plain = {_FLOAT32: np.float32, _FLOAT16: np.float16, _BFLOAT16: ml_dtypes.bfloat16}
     if value_type in plain:
         out[:] = np.frombuffer(data.tobytes(), plain[value_type])
+        if value_type == _FLOAT16:
+            out.view(np.uint32)[np.isnan(out)] |= 0x0040_0000
         return
     at = _scale_bytes(value_type, out.size)
     scales = np.frombuffer(data[:at].tobytes(), np.float32).repeat(_GROUP)[: out.size]

@@ -108,6 +108,8 @@ def select(
         indices, values = memory.empty(k, index_dtype(n)), memory.empty(k, dtype)
     else:
         indices, values = _checked_out(memory, out, dtype, n, k, gradient, residual)
+    if hint is not None and not isinstance(hint, Hint):
+        raise TypeError(f"hint must be a Hint, got {type(hint).__name__}")
     words = None if hint is None else hint.words
     nonfinite = memory.kernels().topk(gradient, residual, k, indices, values, words)
     return Selection(indices, values, nonfinite)

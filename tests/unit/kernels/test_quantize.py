@@ -119,6 +119,18 @@ def test_every_half(path):
         check_encode(between[np.isfinite(between)], value_type)
 
 
+@pytest.mark.parametrize("value_type", ["float16", "bfloat16"])
+def test_every_kind_of_nan_has_the_bits_of_the_twin(path, value_type):
+    signs = np.array([0, 1 << 31], np.uint32)[:, None]
+    nans = (np.arange(0x7F800001, 0x80000000, 4097, np.uint32) | signs).reshape(-1)
+    check_encode(nans.view(np.float32), value_type)
+    halves = np.arange(2**16, dtype=np.uint16).view(np.uint8)
+    twin = np.empty(2**16, np.float32)
+    reference.dequantize(halves, ValueType[value_type.upper()], twin)
+    decoded = quantize.decode(halves, value_type, twin.size)
+    np.testing.assert_array_equal(bits(decoded), bits(twin))
+
+
 def test_values_beyond_float16_saturate_and_are_counted(path):
     values = np.array([65504, 65519.9, 65520, -1e9, np.inf, -np.inf, np.nan, 1], np.float32)
     got = quantize.encode(values, "float16")

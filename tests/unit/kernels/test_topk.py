@@ -332,6 +332,7 @@ OUT = np.zeros(4, np.uint32), np.zeros(4, np.float32)
         (lambda: topk.select(X, 1.5), TypeError, "must be integers, got n = 4 and k = 1.5"),
         (lambda: topk.select([1.0], 1), TypeError, "gradient must be a numpy array, got list"),
         (lambda: topk.select(X.astype(int), 1), TypeError, "or bfloat16, got int64"),
+        (lambda: topk.select(X, 1, hint=3), TypeError, "hint must be a Hint, got int"),
         (lambda: topk.select(np.ma.array(X), 1), TypeError, "must not be a masked array"),
         (lambda: topk.select(X.astype(">f4"), 1), TypeError, "or bfloat16, got >f4"),
         (lambda: topk.select(X[::2], 1), ValueError, "contiguous, got a stride of 8 bytes"),
