@@ -27,7 +27,14 @@ from paropt_hpc.cli.submit import submit_command
 from paropt_hpc.cluster import describe, in_job, inspect, preflight, run_selftest
 from paropt_hpc.comm import Communicator, tuning, world
 from paropt_hpc.comm.launcher import abort, finish, launched_rank, launched_size
-from paropt_hpc.errors import ConfigError, ParoptError, StoppedError, is_on_every_rank
+from paropt_hpc.errors import (
+    ConfigError,
+    EvaluationError,
+    ParoptError,
+    StoppedError,
+    is_on_every_rank,
+    on_every_rank,
+)
 from paropt_hpc.experiments import load_tuning, plot_search, plot_trials, tune_training
 from paropt_hpc.metaheuristics.config import load_search
 from paropt_hpc.metaheuristics.minimise import minimise
@@ -207,6 +214,9 @@ def optimize(
             if config.run.plots and plot_search(folder) is None:
                 console.line("no plot: pip install 'paropt-hpc[plots]'")
             console.line(f"results in {folder}")
+        if summary["best_f"] is None and not summary["front"]:
+            causes = ", ".join(f"{cause} ({text})" for cause, text in summary["causes"].items())
+            raise on_every_rank(EvaluationError(f"no evaluation has given a value: {causes}"))
 
 
 @app.command(epilog="mpiexec -n 5 paropt tune tune.toml --set tune.trials=40")

@@ -501,6 +501,17 @@ def make(name: str, space: Space, *, seed: int = 0, **options: Any) -> Algorithm
         raise ConfigError(f"algorithm {name!r} has no option {unknown}") from None
 
 
+def numbers(option: str, value: ArrayLike) -> Rows:
+    """Return an option that is made of finite numbers as float64."""
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{option} must be made of numbers, got {value!r}") from None
+    if not np.isfinite(array).all():
+        raise ConfigError(f"{option} must be finite")
+    return array
+
+
 _KINDS: dict[Any, type] = {int: Integral, float: Real, str: str, bool: bool, NoneType: NoneType}
 
 

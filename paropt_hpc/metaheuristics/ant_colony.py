@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
-from paropt_hpc.metaheuristics.algorithm import Algorithm, Array, Rows, register
+from paropt_hpc.metaheuristics.algorithm import Algorithm, Array, Rows, numbers, register
 from paropt_hpc.metaheuristics.constraints import Constraints, worth_migrating
 from paropt_hpc.metaheuristics.evaluation import read_only
 from paropt_hpc.metaheuristics.space import Space
@@ -158,7 +158,7 @@ class AntColony(Algorithm):
 def _checked_distances(distances: ArrayLike | None, n: int) -> Rows:
     if distances is None:
         return np.ones((n, n))
-    checked = np.ascontiguousarray(distances, np.float64)
-    if checked.shape != (n, n) or not (np.isfinite(checked) & (checked >= 0)).all():
+    checked = np.ascontiguousarray(numbers("distances", distances))
+    if checked.shape != (n, n) or not (checked >= 0).all():
         raise ConfigError(f"distances must be finite, at least 0, and of shape ({n}, {n})")
     return checked

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.kernels.rng import philox
-from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows, register
+from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows, numbers, register
 from paropt_hpc.metaheuristics.constraints import Constraints, worth_migrating
 from paropt_hpc.metaheuristics.evaluation import read_only
 from paropt_hpc.metaheuristics.space import Space
@@ -150,11 +150,9 @@ class CMAES(Algorithm):
             raise ConfigError(f"restarts must be one of {', '.join(RESTARTS)}, got {restarts!r}")
         self._restarts = restarts
         self._sigma0 = float(sigma)
-        self._start = None if start is None else np.asarray(start, np.float64)
+        self._start = None if start is None else numbers("start", start)
         if self._start is not None and self._start.shape not in ((n,), (2, n)):
             raise ConfigError(f"start must be 1 or 2 rows of {n} columns, got {self._start.shape}")
-        if self._start is not None and not np.isfinite(self._start).all():
-            raise ConfigError("start must be finite")
         self._range = space.upper - space.lower
         self._streams = self._key()
         self._run = -1

@@ -46,6 +46,8 @@ class Budget:
         for name, value in given.items():
             if name != "target" and not value > 0:
                 raise ConfigError(f"{name} of a budget must be above 0, got {value}")
+        if self.target is not None and np.isnan(self.target):
+            raise ConfigError("target of a budget must be a number, got NaN")
 
 
 class Report(NamedTuple):

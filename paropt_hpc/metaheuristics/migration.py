@@ -16,7 +16,7 @@ from paropt_hpc.comm import topology as topologies
 from paropt_hpc.comm.topology import Topology
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.rng import philox
-from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows, make
+from paropt_hpc.metaheuristics.algorithm import ALGORITHMS, Algorithm, Rows, make
 from paropt_hpc.metaheuristics.space import Space
 
 __all__ = ["Migrants", "Migration", "make_islands"]
@@ -169,6 +169,12 @@ def make_islands(
     if count < 1:
         raise ConfigError(f"there must be at least 1 island, got {count}")
     listed = [names] if isinstance(names, str) else list(names)
+    unknown = [name for name in listed if name not in ALGORITHMS]
+    if unknown or not listed:
+        raise ConfigError(
+            f"algorithm must be one of {', '.join(sorted(ALGORITHMS))}, "
+            f"got {unknown[0] if unknown else listed!r}"
+        )
     seeds = [int(philox(seed, "island", i).integers(1 << 62)) for i in range(count)]
     if count == 1:
         seeds = [seed]  # a search of one island is that of the algorithm alone

@@ -517,10 +517,14 @@ def _check_islands(algorithms: list[Algorithm], outputs: int) -> None:
 
 def _check_objectives(algorithm: Algorithm, outputs: int) -> None:
     if (algorithm.objectives is None) != (outputs > 1):
-        wanted = "several objectives" if algorithm.objectives is None else "one objective"
+        if outputs > 1:
+            raise ConfigError(
+                f"{algorithm.name!r} is for one objective, but the function has {outputs} outputs; "
+                "use 'nsga2'"
+            )
         raise ConfigError(
-            f"{algorithm.name!r} is for {wanted}, but the function has {outputs} output(s); "
-            "'nsga2' is for several"
+            f"{algorithm.name!r} is for several objectives, but the function has one output; "
+            "say how many it has, or use another algorithm"
         )
     if outputs > 1 and (made_for := algorithm.population()[1].shape[1]) != outputs:
         raise ConfigError(

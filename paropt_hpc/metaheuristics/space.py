@@ -92,6 +92,10 @@ class Integer:
         _check_range("integer", self.low, self.high, self.log, self.size)
         if self.low != int(self.low) or self.high != int(self.high):
             raise ConfigError(f"integer bounds must be whole, got {self.low} and {self.high}")
+        if max(abs(self.low), abs(self.high)) > 2**53:  # beyond it float64 has gaps
+            raise ConfigError(
+                f"integer bounds must be within 2**53, got {self.low} and {self.high}"
+            )
 
     def bounds(self) -> tuple[float, float]:
         """Return the bounds of a column: half a step outside, so that all values are alike."""

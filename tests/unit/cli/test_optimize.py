@@ -189,11 +189,13 @@ def test_several_objectives_have_a_front(folder):
         ("islands.topology=cube", "topology must be one of"),
         ("objective.functoin=x", "did you mean objective.function?"),
         ("objective.function=mine:broken", "out of licences"),
+        ("budget.generations=1", "no evaluation has given a value: raised (RuntimeError: out of"),
     ],
 )
 def test_faults_on_two_ranks(folder, assignment, said):
-    limit = "--set=run.max_failures=30"
-    assert_refused(paropt("optimize", "sphere.toml", "--set", assignment, limit, ranks=2), said)
+    limit, broken = "--set=run.max_failures=30", "--set=objective.function=mine:broken"
+    sets = ["--set", assignment, limit]
+    assert_refused(paropt("optimize", "sphere.toml", broken, *sets, ranks=2), said)
 
 
 TUNE = """

@@ -61,6 +61,10 @@ BAD = [
     ("islands.count=0", "greater than or equal to 1"),
     ("algorithm.population=many", "population of algorithm 'de' must be int, got 'many'"),
     ("algorithm.seed=3", "the seed is run.seed"),
+    ("algorithm.name=[]", "algorithm must be one of"),
+    ('algorithm.name=["de", "magic"]', "got 'magic'"),
+    ("budget.target=nan", "must be a number, got NaN"),
+    ('space.x={ kind = "integer", low = 0, high = 1e300 }', "must be within 2**53"),
     ("algorithm.constraints=magic", "'rules' or 'penalty'"),
     ("objective.dimension=3", "objective.dimension does nothing with objective.function"),
     ("objective.keep=all", "objective.keep does nothing with objective.function"),
@@ -79,6 +83,8 @@ def test_settings_that_exclude_each_other(folder):
     both = ["islands.asynchronous=true", "islands.count=2", "run.resume=true"]
     with pytest.raises(ConfigError, match="has no checkpoints"):
         build(folder, *both)
+    with pytest.raises(ConfigError, match="start must be made of numbers, got 'x'"):
+        build(folder, "algorithm.name=cmaes", "algorithm.start=x")
     (folder / "half.py").write_text("def sphere(v)\n")
     with pytest.raises(ConfigError, match=r"cannot import 'half': .*half.py, line 1"):
         build(folder, "objective.function=half:sphere")
