@@ -59,6 +59,8 @@ def minimise(
     )
     if config.run.dir is not None:
         checkpoints = Checkpoints(Path(config.run.dir) / "checkpoints", comm)
+        if config.run.resume:  # what is another search's stays as it is
+            search.resume(checkpoints)
         with comm.together():
             if comm.rank == 0:
                 folder = RunFolder(Path(config.run.dir), config, config.run)
@@ -70,7 +72,6 @@ def minimise(
             budget,
             checkpoints=checkpoints,
             every=config.run.checkpoint_every,
-            resume=config.run.resume,
             observer=observer,
         )
     search.free()

@@ -163,7 +163,7 @@ class Search:
         if every is not None and every < 1:
             raise ConfigError(f"every must be at least 1 generation, got {every}")
         if resume and checkpoints is not None:
-            self._resume(checkpoints)
+            self.resume(checkpoints)
         self._share_out(budget)
         clock = Clock(budget.seconds, observer if self.comm.rank == 0 else None)
         with StopRequest() as request:
@@ -383,7 +383,14 @@ class Search:
         }
         checkpoints.save(sum(report.generation for report in reports), position, parts)
 
-    def _resume(self, checkpoints: Checkpoints) -> None:
+    def resume(self, checkpoints: Checkpoints) -> None:
+        """Take over the newest checkpoint, if there is one; collective. What :meth:`run` may do.
+
+        Raises
+        ------
+        ConfigError
+            When it is of another search.
+        """
         found = checkpoints.load()
         if found is None:
             return

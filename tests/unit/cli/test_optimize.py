@@ -123,6 +123,7 @@ def test_a_search_is_gone_on_with(folder):
 
 def test_only_the_same_search_is_gone_on_with(folder):
     search_here("it", "budget.generations=5", "run.checkpoint_every=5")
+    settings = Path("runs/it/config.toml").read_text()
     for changed, said in (
         ("objective.function=mine:patchy", r"objective.function was 'mine:sphere'"),
         ("algorithm.weight=0.7", r"algorithm.weight was None"),
@@ -131,6 +132,8 @@ def test_only_the_same_search_is_gone_on_with(folder):
     ):
         with pytest.raises(ConfigError, match=f"cannot resume: {said}"):
             search_here("it", "run.resume=true", changed)
+    assert Path("runs/it/config.toml").read_text() == settings
+    assert summary_of("it")["generations"] == 5
     search_here("it", "run.resume=true", "budget.generations=7", "objective.retries=2")
     assert summary_of("it")["generations"] == 7
 
