@@ -52,7 +52,8 @@ class TrialTable:
     Raises
     ------
     DataError
-        If the file holds something else, or trials that are not to be gone on with.
+        If the file cannot be written, or holds something else, or trials that are not to be gone on
+        with.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class TrialTable:
                 f"{path} already holds {len(self.records)} trials; go on with --resume, or name "
                 "another file"
             )
+        if self.path is not None:
+            self._append(b"")  # what cannot be kept need not be tried
 
     def refresh(self) -> list[Record]:
         """Take in what other searches have added; return it."""
@@ -90,16 +93,22 @@ class TrialTable:
     def add(self, record: Record) -> None:
         """Append a record; it is on the disk when this returns."""
         self.records.append(record)
-        if self.path is None:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b") as file:
-            # A crash may have left half a line.
-            if file.tell() and not _ends_a_line(self.path):
-                file.write(b"\n")
-            file.write(json.dumps(asdict(record)).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        if self.path is not None:
+            self._append(json.dumps(asdict(record)).encode() + b"\n")
+
+    def _append(self, line: bytes) -> None:
+        assert self.path is not None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b") as file:
+                # A crash may have left half a line.
+                if file.tell() and not _ends_a_line(self.path):
+                    file.write(b"\n")
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise DataError(f"cannot write the trials to {self.path}: {error.strerror}") from None
 
 
 def read(path: Path) -> list[Record]:

@@ -43,6 +43,12 @@ def test_other_files_are_refused(tmp_path):
         TrialTable(path, resume=True)
 
 
+def test_a_table_that_cannot_be_kept_is_refused_before_any_trial(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot write the trials to"):
+        TrialTable(tmp_path / "file" / "trials.jsonl")
+
+
 def test_the_best_is_complete_and_of_the_largest_budget():
     assert best_of(RECORDS) == RECORDS[0]
     assert best_of(RECORDS[1:]) is None
