@@ -250,13 +250,16 @@ def follow(
     while True:
         described = _describe(number)
         now = described.get("JobState", "UNKNOWN")
+        ended = now in _ENDED or not described
+        if ended:  # what the job has said comes before its end
+            _show_tail(log, shown, show)
         if now != state:
             reason = described.get("Reason", "None")
             show(f"job {number}: {now}" + (f" ({reason})" if reason != "None" else ""))
             state = now
-        shown = _show_tail(log, shown, show)
-        if now in _ENDED or not described:
+        if ended:
             return now, described.get("ExitCode", "unknown")
+        shown = _show_tail(log, shown, show)
         time.sleep(pause)
 
 

@@ -161,8 +161,8 @@ esac""",
         "job 9: PENDING (Priority)",
         "job 9: RUNNING",
         "first",
-        "job 9: COMPLETED",
         "half line",
+        "job 9: COMPLETED",
     ]
 
 
