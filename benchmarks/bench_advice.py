@@ -19,7 +19,7 @@ from pathlib import Path
 from network_namespaces import SlowNetwork, check_rights
 from rich.console import Console
 from rich.table import Table
-from slow_network import mpiexec, training_config
+from slow_network import mpiexec, read_epochs, training_command, training_config
 
 LIMIT = 0.25  # of the measured time
 # Mbit/s, and hidden units: gradients so long that the link, not the cores that all ranks share,
@@ -68,23 +68,20 @@ def compare(options: argparse.Namespace, hosts: int, rate: float) -> list[Row]:
         config, out = Path(folder) / "run.toml", Path(folder) / "ways.json"
         text = training_config(WIDTHS[rate], options.epochs, BATCH, 0.02)
         config.write_text(text)
-        start = [sys.executable, "-m", "mpi4py"]
-        network.mpiexec(mpiexec(), 1, [*start, __file__, "--predict", str(config), str(out)], {})
+        start = [sys.executable, "-m", "mpi4py", __file__]
+        network.mpiexec(mpiexec(), 1, [*start, "--predict", str(config), str(out)], {})
         rows = json.loads(out.read_text())
         for number, row in enumerate(rows):
             run = Path(folder) / str(number)
-            settings = [f"run.dir={run}", *row["settings"].replace(" = ", "=").splitlines()]
-            command = [*start, "-m", "paropt_hpc", "train", str(config)]
-            for setting in settings:
-                command += ["--set", setting]
-            network.mpiexec(mpiexec(), 1, command, {})
+            settings = row["settings"].replace(" = ", "=").splitlines()
+            network.mpiexec(mpiexec(), 1, training_command(config, run, settings), {})
             row |= {"hosts": hosts, "rate_mbit": rate, "measured": batch_seconds(run)}
     return rows
 
 
 def batch_seconds(run: Path) -> float:
     """Return the seconds of one batch, without the first epoch: connections are made there."""
-    epochs = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    epochs = read_epochs(run)
     batches = json.loads((run / "summary.json").read_text())["samples_per_s"]
     batches *= epochs[-1]["wall_s"] / BATCH / len(epochs)
     return (epochs[-1]["wall_s"] - epochs[0]["wall_s"]) / (batches * (len(epochs) - 1))

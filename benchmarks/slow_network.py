@@ -15,8 +15,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from harness import Bench, arguments
@@ -92,6 +94,20 @@ batch = {batch}
 lr = {lr}
 {more}
 """
+
+
+def training_command(config: Path, run: Path, settings: Iterable[str]) -> list[str]:
+    """Return the command of a training as one of the ranks, its results in the folder `run`."""
+    command = [sys.executable, "-m", "mpi4py", "-m", "paropt_hpc", "train", str(config)]
+    for setting in (f"run.dir={run}", *settings):
+        command += ["--set", setting]
+    return command
+
+
+def read_epochs(run: Path) -> list[dict[str, Any]]:
+    """Return what a training has written about each epoch."""
+    with (run / "metrics.jsonl").open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def collectives(options: argparse.Namespace, name: str, hosts: int) -> dict[str, object]:
@@ -181,17 +197,13 @@ def training(options: argparse.Namespace, name: str) -> list[dict[str, object]]:
         config = Path(folder) / "train.toml"
         text = training_config(options.width, options.epochs, 32, 0.05, "warmup_epochs = 1.0")
         config.write_text(text)
-        paropt = str(Path(sys.executable).parent / "paropt")
         for density in (None, *DENSITIES):
-            run = Path(folder) / f"run-{density}"
-            command = [sys.executable, "-m", "mpi4py", paropt, "train", str(config)]
-            command += ["--set", f"run.dir={run}"]
+            run, settings = Path(folder) / f"run-{density}", []
             if density is not None:
-                command += ["--set", "compress.method=topk", "--set", f"compress.density={density}"]
-                command += ["--set", f"train.epochs={MORE_EPOCHS * options.epochs}"]
-            run_on_four(name, command)
-            epochs = [json.loads(line) for line in (run / "metrics.jsonl").open()]
-            rows.append({"link": name, "density": density, "epochs": epochs})
+                settings = ["compress.method=topk", f"compress.density={density}"]
+                settings.append(f"train.epochs={MORE_EPOCHS * options.epochs}")
+            run_on_four(name, training_command(config, run, settings))
+            rows.append({"link": name, "density": density, "epochs": read_epochs(run)})
     return compare(rows)
 
 
