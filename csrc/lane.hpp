@@ -69,7 +69,7 @@ class Lane {
  private:
   // Elements widened at a time. With it, a workspace of two segments and the group's memory the two
   // lanes of a communicator together take less than 8 MB.
-  static constexpr std::size_t kPiece = 80 * 1024;
+  static constexpr std::size_t kPiece = 64 * 1024;
   static constexpr std::size_t kShort = 16 * 1024;  // bytes, for recursive doubling across nodes
 
   template <class T>

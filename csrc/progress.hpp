@@ -6,6 +6,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -17,11 +18,11 @@ namespace paropt {
 
 class Job {
  public:
-  explicit Job(std::function<void()> work) : work_(std::move(work)) {}
+  explicit Job(std::function<std::size_t()> work) : work_(std::move(work)) {}
 
   void run() {
     try {
-      work_();
+      result_ = work_();
     } catch (...) {
       error_ = std::current_exception();
     }
@@ -35,15 +36,17 @@ class Job {
     return done_;
   }
 
-  // Wait for the end; rethrow what the work threw, every time.
-  void wait() {
+  // Wait for the end and return what the work returned; rethrow what it threw, every time.
+  std::size_t wait() {
     std::unique_lock<std::mutex> lock(mutex_);
     ended_.wait(lock, [&] { return done_; });
     if (error_) std::rethrow_exception(error_);
+    return result_;
   }
 
  private:
-  std::function<void()> work_;
+  std::function<std::size_t()> work_;
+  std::size_t result_ = 0;
   std::mutex mutex_;
   std::condition_variable ended_;
   std::exception_ptr error_;
@@ -56,7 +59,7 @@ class ProgressThread {
   // Ends when the queue is empty; a job under way is waited for (its waits have deadlines).
   ~ProgressThread() { stop(); }
 
-  std::shared_ptr<Job> start(std::function<void()> work) {
+  std::shared_ptr<Job> start(std::function<std::size_t()> work) {
     auto job = std::make_shared<Job>(std::move(work));
     const std::lock_guard<std::mutex> lock(mutex_);
     jobs_.push_back(job);

@@ -226,6 +226,7 @@ std::string SharedGroup::late() const {
 }
 
 void SharedGroup::enter(int operation) {
+  if (broken_) return;  // those that still wait see this rank where it gave up
   SharedControl::Board& board = control(rank_).board;
   board.operation.store(static_cast<std::uint32_t>(operation), std::memory_order_relaxed);
   board.entered.store(++entered_, std::memory_order_release);

@@ -90,6 +90,9 @@ class SharedGroup {
   void enter(int operation);
   void leave();
 
+  // Local: let no other call begin, since one that did not go through here has failed.
+  void fail() { broken_ = true; }
+
   // Which ranks have not arrived where this one waits, and where they were last seen.
   std::string missing() const;
 

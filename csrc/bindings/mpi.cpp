@@ -252,7 +252,7 @@ std::shared_ptr<paropt::Job> progress_start(paropt::ProgressThread& thread,
                                             const std::string& algorithm, const py::array& buffer,
                                             py::array result, const std::string& op) {
   const Reduction reduction(algorithm, buffer, result, op);
-  return thread.start([lane, reduction] { reduction.run(*lane); });
+  return thread.start([lane, reduction] { return reduction.run(*lane); });
 }
 
 void lane_gather(paropt::Lane& lane, const py::array& own, py::array out) {
@@ -333,6 +333,7 @@ void bind_groups(py::module_& m) {
            py::arg("node_handle"), py::arg("ranks"), py::arg("operations"))
       .def("allocate", &group_allocate, py::arg("n"), py::arg("dtype"))
       .def("free", &SharedGroup::free, py::arg("buffers"), py::call_guard<py::gil_scoped_release>())
+      .def("fail", &SharedGroup::fail)
       .def("enter", &SharedGroup::enter, py::arg("operation"))
       .def("leave", &SharedGroup::leave)
       .def("missing", &SharedGroup::missing)
@@ -366,7 +367,8 @@ void bind_lanes(py::module_& m) {
            "Calls, bytes sent and received, seconds, those waited; since the last time.");
   py::class_<Job, std::shared_ptr<Job>>(m, "Job")
       .def("done", &Job::done)
-      .def("wait", &Job::wait, py::call_guard<py::gil_scoped_release>());
+      .def("wait", &Job::wait, py::call_guard<py::gil_scoped_release>(),
+           "Wait for the end; return the bytes sent through MPI.");
   py::class_<ProgressThread>(m, "ProgressThread")
       .def(py::init<>())
       .def("start", &progress_start, py::arg("lane"), py::arg("algorithm"), py::arg("buffer"),

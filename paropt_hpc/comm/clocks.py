@@ -41,16 +41,17 @@ def clock_offsets(comm: Communicator, rounds: int = 20) -> NDArray[np.float64]:
 def _ask(comm: Communicator, rank: int) -> tuple[float, float]:
     """Return the seconds of a way there and back, and the offset it tells."""
     theirs = np.empty(1)
-    request = comm._transport.mpi.Irecv(theirs, rank, _TAG)
+    transport = comm._transport
+    answer = transport.mpi.Irecv(theirs, rank, _TAG)
     begun = time.perf_counter()
-    comm._transport.complete(comm._transport.mpi.Isend(np.zeros(1), rank, _TAG), "clock_offsets")
-    comm._transport.complete(request, "clock_offsets")
+    question = transport.mpi.Isend(np.zeros(1), rank, _TAG)
+    transport.complete([question, answer], "clock_offsets")
     end = time.perf_counter()
     return end - begun, (begun + end) / 2 - float(theirs[0])
 
 
 def _answer(comm: Communicator) -> None:
-    asked = np.empty(1)
-    comm._transport.complete(comm._transport.mpi.Irecv(asked, 0, _TAG), "clock_offsets")
+    transport = comm._transport
+    transport.complete([transport.mpi.Irecv(np.empty(1), 0, _TAG)], "clock_offsets")
     now = np.array([time.perf_counter()])
-    comm._transport.complete(comm._transport.mpi.Isend(now, 0, _TAG), "clock_offsets")
+    transport.complete([transport.mpi.Isend(now, 0, _TAG)], "clock_offsets")

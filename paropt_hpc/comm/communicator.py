@@ -199,8 +199,7 @@ class Communicator:
                 if self._short(buffer, op):
                     return
             except CollectiveTimeout:
-                self._transport.failed = True
-                self._short = None
+                self._transport.fail()
                 raise
         self._dense.run(buffer, op, algorithm, out)
 
@@ -260,7 +259,11 @@ class Communicator:
             raise ValueError(f"n must be at least 0 and dtype reducible, got {n} and {kind}")
         transport.agree("empty", f"{n} {kind}")
         lane = transport.lane if transport.group is not None and n > 0 else None
-        array = np.zeros(n, kind) if lane is None else lane.empty(n, kind)
+        if lane is None:
+            array = np.zeros(n, kind)
+        else:
+            transport.meet("empty")
+            array = lane.empty(n, kind)
         transport.leave()
         return array
 
@@ -378,8 +381,7 @@ class Communicator:
         transport = self._transport
         start = transport.begin()
         transport.agree("barrier")
-        if self.size > 1:
-            transport.complete(transport.mpi.Ibarrier(), "barrier")
+        transport.meet("barrier")
         transport.finish("barrier", start, 0, 0)
 
     def together(self) -> AbstractContextManager[None]:
@@ -434,6 +436,7 @@ class Communicator:
         if not transport.has_mpi:
             return SerialCommunicator()
         transport.agree("split")
+        transport.meet("split")
         key = self.rank if key is None else key
         part = cast("MPI.Intracomm", transport.mpi.Split(color, key))
         transport.leave()
@@ -465,8 +468,8 @@ class Communicator:
         what the ranks shared stays until the process ends.
         """
         self._short = None
-        if not self._transport.failed:
-            self._dense.free()
+        self._transport.part()
+        self._dense.free()
         self._transport.free()
 
     def __enter__(self) -> Self:
@@ -493,6 +496,8 @@ class Communicator:
             backend="reference" if transport.module is None and self.size > 1 else None,
             segment_bytes=transport.options.segment_bytes,
             max_count=transport.options.max_count,
+            node_size=transport.options.node_size,
+            leaders=transport.options.leaders,
             timeout=transport.options.timeout,
             check=transport.checks,
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -155,6 +156,7 @@ class Gpu:
                 own: bool | str = through_mpi()
             except ConfigError as error:
                 own = str(error)
+            transport.meet("allreduce")
             told = transport.mpi.allgather(own)
             fault = next((answer for answer in told if isinstance(answer, str)), None)
             if fault is not None:
@@ -169,7 +171,8 @@ class Gpu:
         v = device.view(array)
         device.required().synchronize(v.stream)
         segment = segment_length(v.dtype.itemsize, STAGE_BYTES, transport.options.max_count)
-        sent = ring_sum(transport.mpi, device.vector(array), segment)
+        wait = partial(transport.wait, "allreduce")
+        sent = ring_sum(transport.mpi, device.vector(array), segment, wait)
         if op == "mean":
             device.divide(array, transport.size)
         return "ring", sent
@@ -185,7 +188,7 @@ class Gpu:
         for begin in range(0, flat.size, step):
             piece = flat[begin : begin + step]
             request = transport.mpi.Iallreduce(MPI.IN_PLACE, piece, op=mpi_op)
-            transport.complete(request, "allreduce")
+            transport.complete([request], "allreduce")
         if op == "mean":
             device.divide(array, transport.size)
         return "mpi", 0
@@ -212,6 +215,7 @@ class Gpu:
 def _join(transport: Transport, nccl: Any, number: int) -> Any:
     """Make NCCL's communicator of all ranks; collective."""
     own = f"{platform.node()} {device.devices()[number].uuid} {int(bool(nccl.available))}"
+    transport.meet("allreduce")
     told = transport.mpi.allgather(own)
     if not all(text.endswith("1") for text in told):
         raise on_every_rank(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections import deque
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +36,7 @@ OPERATIONS = (
     "neighbor_exchange_bytes",
     "sparse_allreduce",
     "split",
+    "free",
     "another collective",
 )
 """What a rank can be seen in by those that wait for it."""
@@ -105,24 +108,33 @@ class Progress:
     def __init__(self, module: ModuleType, comm: MPI.Intracomm, options: LaneOptions) -> None:
         self.lane = Lane(module, comm, options, background=True)
         self._thread = module.ProgressThread()
+        # What the thread may still read and write, whatever has become of its caller's names for
+        # it. Given up after the thread, which ends with this object.
+        self._running: deque[tuple[Any, NDArray[Any], NDArray[Any]]] = deque()
         # A thread that waits for a rank that is gone must not keep this one from ending.
-        self._at_exit = weakref.WeakMethod(self._cancel)
-        atexit.register(_call, self._at_exit)
+        self._at_exit = partial(_call, weakref.WeakMethod(self.cancel))
+        atexit.register(self._at_exit)
 
     def start(self, algorithm: str, buffer: NDArray[Any], out: NDArray[Any], op: str) -> Any:
-        """Queue a reduction; the arrays must live until its job is done."""
-        return self._thread.start(self.lane.native, algorithm, buffer, out, op)
+        """Queue a reduction and return its job; the arrays are kept until it is done."""
+        job = self._thread.start(self.lane.native, algorithm, buffer, out, op)
+        while self._running and self._running[0][0].done():
+            self._running.popleft()
+        self._running.append((job, buffer, out))
+        return job
 
     def free(self) -> None:
         """Finish what was started, then give everything back; collective."""
         self._thread.stop()
         self.lane.free()
         self.lane.comm.Free()
-        atexit.unregister(_call)
+        atexit.unregister(self._at_exit)
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """Let what was started end in an error, and stop; local, gives nothing back."""
         self.lane.native.cancel()
         self._thread.stop()
+        atexit.unregister(self._at_exit)
 
 
 def _call(reference: weakref.WeakMethod[Any]) -> None:

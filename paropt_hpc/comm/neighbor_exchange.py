@@ -7,6 +7,7 @@ that their results have the same bits. What is on a GPU passes the host, buffers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,13 +178,12 @@ def neighbor_exchange_bytes(
     ]
     messages = []
     for slot, (rank, weight) in enumerate(zip(neighbors.sources, neighbors.weights, strict=True)):
-        kept[slot], length = _receive_pieces(transport, kept[slot], rank)
+        kept[slot], length = _receive_pieces(transport, kept[slot], rank, sends)
         found: Any = kept[slot][:length]
         if view is not None:
             found = gpu.bring_up(found, view, slot)
         messages.append(NeighborMessage(rank, weight, found))
-    for request in sends:
-        transport.complete(request, "neighbor_exchange_bytes")
+    transport.complete(sends, "neighbor_exchange_bytes")
     received = sum(message.payload.size for message in messages)
     transport.finish("neighbor_exchange_bytes", start, own.size * len(neighbors.targets), received)
     return messages
@@ -274,7 +274,7 @@ def _mix(
             transport.options.timeout,
         )
     except CollectiveTimeout as error:
-        transport.failed = True
+        transport.fail()
         raise CollectiveTimeout(transport.explain("neighbor_exchange did not end")) from error
 
 
@@ -287,6 +287,9 @@ def _twin(
     scratch: NDArray[Any],
 ) -> None:
     """Do what the native module does, in the same order."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
     pieces = [slice(at, min(at + segment, flat.size)) for at in range(0, flat.size, segment)]
     rows = scratch.reshape(2, len(neighbors.sources), min(segment, flat.size))
 
@@ -306,25 +309,11 @@ def _twin(
         following = start(item + 1)
         received = rows[item % 2, :, : piece.stop - piece.start]
         for number, request in enumerate(requests):
-            length = _complete(transport, request)
+            transport.wait("neighbor_exchange", request, status, [*requests, *following])
             if number < len(received):
-                _check_length(length // flat.itemsize, received)
+                _check_length(status.Get_count() // flat.itemsize, received)
         _add_up(flat[piece], target[piece], neighbors, received)
         requests = following
-
-
-def _complete(transport: Transport, request: MPI.Request) -> int:
-    """Wait for a message; return its bytes."""
-    from mpi4py import MPI
-
-    status = MPI.Status()
-
-    class Watched:
-        def Test(self) -> bool:
-            return request.Test(status)
-
-    transport.complete(Watched(), "neighbor_exchange")
-    return status.Get_count()
 
 
 def _check_length(count: int, received: NDArray[Any]) -> None:
@@ -376,13 +365,16 @@ class _Probe:
 
 
 def _receive_pieces(
-    transport: Transport, kept: NDArray[np.uint8], rank: int
+    transport: Transport, kept: NDArray[np.uint8], rank: int, sends: Sequence[MPI.Request]
 ) -> tuple[NDArray[np.uint8], int]:
-    """Receive such a message into `kept` or, where it is too short, a longer copy of it."""
+    """Receive such a message into `kept` or, where it is too short, a longer copy of it.
+
+    `sends` are under way meanwhile.
+    """
     length, count = 0, transport.options.max_count
     while count == transport.options.max_count:
         probe = _Probe(transport, rank)
-        transport.complete(probe, "neighbor_exchange_bytes")
+        transport.complete([probe], "neighbor_exchange_bytes", sends)
         assert probe.message is not None
         count = probe.status.Get_count()
         larger = grown(kept, length + count)

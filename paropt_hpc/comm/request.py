@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Any
 
 __all__ = ["Request"]
 
@@ -14,19 +12,19 @@ class Request:
 
     Parameters
     ----------
-    job : object, optional
-        Of the native progress thread, with ``done()`` and ``wait()``; None if all is done.
-    finish : callable
-        Called once with the seconds that `wait` has waited, when the reduction has succeeded.
+    done, wait : callable, optional
+        Ask whether the reduction is over, and wait until it is; None where it is over already.
     """
 
-    def __init__(self, job: Any, finish: Callable[[float], None]) -> None:
-        self._job = job
-        self._finish: Callable[[float], None] | None = finish
+    def __init__(
+        self, done: Callable[[], bool] | None = None, wait: Callable[[], None] | None = None
+    ) -> None:
+        self._done = done
+        self._wait = wait
 
     def done(self) -> bool:
         """Say whether `wait` would return at once. Local."""
-        return self._job is None or bool(self._job.done())
+        return self._done is None or bool(self._done())
 
     def wait(self) -> None:
         """Wait until the result is there; a second call does nothing more.
@@ -34,11 +32,8 @@ class Request:
         Raises
         ------
         CollectiveMismatch, CollectiveTimeout, RuntimeError
-            What the reduction has failed with; the buffer is undefined then.
+            What the reduction has failed with, at every call; the buffer is undefined then.
         """
-        start = time.perf_counter()
-        if self._job is not None:
-            self._job.wait()
-        if self._finish is not None:
-            self._finish(time.perf_counter() - start)
-            self._finish = None
+        if self._wait is not None:
+            self._wait()
+            self._wait = None

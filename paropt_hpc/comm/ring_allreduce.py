@@ -16,7 +16,7 @@ the same bits; it serves where the native module was not built, and as the oracl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +41,9 @@ MAX_COUNT = 2**31 - 1
 """The largest count given to one MPI call; MPI's own counts are C ints."""
 
 _TAG = 7301
+
+Wait = Callable[..., None]
+"""How to wait for a request: given it, a status to fill, and what is under way beside it."""
 
 
 def ring_allreduce(
@@ -103,8 +106,22 @@ def ring_allreduce(
     return run_twin(comm, flat, op, segment_bytes, max_count)
 
 
+def wait_for_ever(
+    request: MPI.Request,
+    status: MPI.Status | None = None,
+    others: Sequence[MPI.Request] = (),
+) -> None:
+    """Wait as the library does."""
+    request.Wait(status)
+
+
 def run_twin(
-    comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment_bytes: int, max_count: int
+    comm: MPI.Intracomm,
+    flat: NDArray[Any],
+    op: str,
+    segment_bytes: int,
+    max_count: int,
+    wait: Wait = wait_for_ever,
 ) -> int:
     """Carry out :func:`ring_allreduce` without the native module, on checked arguments."""
     if comm.Get_size() == 1:
@@ -113,8 +130,8 @@ def run_twin(
     # A caller may have turned NumPy's warnings into errors: one rank must not stop half way.
     with np.errstate(all="ignore"):
         if flat.itemsize == 2:
-            return _narrow_twin(comm, flat, op, segment)
-        return _twin(comm, flat, op, segment)
+            return _narrow_twin(comm, flat, op, segment, wait)
+        return _twin(comm, flat, op, segment, wait)
 
 
 def ring_volume(n: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
@@ -209,7 +226,7 @@ def schedule(n: int, rank: int, size: int, segment: int, lag: int) -> Iterator[I
             )
 
 
-def ring_sum(comm: MPI.Intracomm, flat: Any, segment: int) -> int:
+def ring_sum(comm: MPI.Intracomm, flat: Any, segment: int, wait: Wait) -> int:
     """Add up `device.DeviceArray`s of floats, by an MPI that is given their addresses.
 
     Every entry is summed in the order of the other rings. Returns the bytes sent.
@@ -227,11 +244,11 @@ def ring_sum(comm: MPI.Intracomm, flat: Any, segment: int) -> int:
         add(flat[item.incoming], slot(item))
         device.required().synchronize(stream)  # MPI, which sends it next, knows nothing of streams
 
-    sent = _walk(comm, flat, segment, 1, slot, arrived)
-    return (sent + _gather(comm, flat, segment)) * itemsize
+    sent = _walk(comm, flat, segment, 1, slot, arrived, wait)
+    return (sent + _gather(comm, flat, segment, wait)) * itemsize
 
 
-def _twin(comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment: int) -> int:
+def _twin(comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment: int, wait: Wait) -> int:
     size = comm.Get_size()
     half = min(segment, chunk_begin(flat.size, size, 1))
     workspace = np.empty(workspace_length(flat.size, size, segment), flat.dtype)
@@ -247,23 +264,23 @@ def _twin(comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment: int) -> int
         if op == "mean" and item.last_step:
             own /= flat.dtype.type(size)
 
-    sent = _walk(comm, flat, segment, 1, slot, arrived)
-    return (sent + _gather(comm, flat, segment)) * flat.itemsize
+    sent = _walk(comm, flat, segment, 1, slot, arrived, wait)
+    return (sent + _gather(comm, flat, segment, wait)) * flat.itemsize
 
 
-def _narrow_twin(comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment: int) -> int:
+def _narrow_twin(comm: MPI.Intracomm, flat: NDArray[Any], op: str, segment: int, wait: Wait) -> int:
     """Reduce 16-bit floats: the first phase is direct, see ``csrc/ring_allreduce.hpp``."""
     size = comm.Get_size()
     length = max(1, min(segment, chunk_begin(flat.size, size, 1)))
     sent = 0
     for begin in range(0, flat.size, length * size):
         piece = flat[begin : begin + length * size]
-        sent += _scatter(comm, piece, op)
-        sent += _gather(comm, piece.view(np.uint16), length)
+        sent += _scatter(comm, piece, op, wait)
+        sent += _gather(comm, piece.view(np.uint16), length, wait)
     return sent * flat.itemsize
 
 
-def _scatter(comm: MPI.Intracomm, piece: NDArray[Any], op: str) -> int:
+def _scatter(comm: MPI.Intracomm, piece: NDArray[Any], op: str, wait: Wait) -> int:
     """Send each rank its chunk; fold those for this rank in float32. Return the elements sent."""
     from mpi4py import MPI
 
@@ -275,7 +292,9 @@ def _scatter(comm: MPI.Intracomm, piece: NDArray[Any], op: str) -> int:
     for step in range(1, size):
         owner, source = (rank + step) % size, (rank - step) % size
         outgoing, incoming = chunks[owner].view(np.uint16), received.view(np.uint16)
-        comm.Sendrecv(outgoing, owner, _TAG, incoming, source, _TAG, status)
+        receive, send = comm.Irecv(incoming, source, _TAG), comm.Isend(outgoing, owner, _TAG)
+        wait(receive, status, [send])
+        wait(send)
         _check_length(status, incoming)
         sent += outgoing.size
         _fold(op, wide, received.astype(np.float32))
@@ -285,8 +304,8 @@ def _scatter(comm: MPI.Intracomm, piece: NDArray[Any], op: str) -> int:
     return sent
 
 
-def _gather(comm: MPI.Intracomm, flat: NDArray[Any], segment: int) -> int:
-    return _walk(comm, flat, segment, 0, lambda item: flat[item.incoming], lambda item: None)
+def _gather(comm: MPI.Intracomm, flat: NDArray[Any], segment: int, wait: Wait) -> int:
+    return _walk(comm, flat, segment, 0, lambda item: flat[item.incoming], lambda item: None, wait)
 
 
 def _walk(
@@ -296,6 +315,7 @@ def _walk(
     lag: int,
     place: Callable[[Item], NDArray[Any]],
     arrived: Callable[[Item], None],
+    wait: Wait,
 ) -> int:
     """Carry out one phase, always one receive ahead; return the elements sent."""
     from mpi4py import MPI
@@ -318,15 +338,16 @@ def _walk(
         following = next(items, None)
         next_receive = expect(following)
         outgoing = flat[item.outgoing]
-        sends[item.number % 2].Wait()
+        wait(sends[item.number % 2], None, [*sends, receive, next_receive])
         if outgoing.size:
             sends[item.number % 2] = comm.Isend(outgoing, right, _TAG)
             sent += outgoing.size
-        receive.Wait(status)
+        wait(receive, status, [*sends, next_receive])
         _check_length(status, place(item))
         arrived(item)
         item, receive = following, next_receive
-    MPI.Request.Waitall(sends)
+    for send in sends:
+        wait(send, None, sends)
     return sent
 
 

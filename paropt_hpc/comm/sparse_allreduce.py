@@ -454,7 +454,7 @@ def _exchange(call: _Call, parts: list[NDArray[np.uint8]]) -> list[NDArray[np.ui
     transport, rank, size = call.transport, call.comm.rank, call.comm.size
     sizes = np.array([part.size for part in parts], dtype=np.int64)
     lengths = np.empty_like(sizes)
-    transport.complete(transport.mpi.Ialltoall(sizes, lengths), "sparse_allreduce")
+    transport.complete([transport.mpi.Ialltoall(sizes, lengths)], "sparse_allreduce")
     ends = np.cumsum(lengths)
     out = call.work.take("arrived", np.uint8, int(ends[-1]))
     arrived = [out[end - length : end] for end, length in zip(ends, lengths, strict=True)]
@@ -466,8 +466,7 @@ def _exchange(call: _Call, parts: list[NDArray[np.uint8]]) -> list[NDArray[np.ui
         source, target = (rank - shift) % size, (rank + shift) % size
         requests += [mpi.Irecv(piece, source, _TAG) for piece in _pieces(arrived[source], step)]
         requests += [mpi.Isend(piece, target, _TAG) for piece in _pieces(parts[target], step)]
-    for request in requests:
-        transport.complete(request, "sparse_allreduce")
+    transport.complete(requests, "sparse_allreduce")
     call.swapped(8)
     call.sent += int(sizes.sum() - sizes[rank])
     call.received += int(lengths.sum() - lengths[rank])

@@ -6,7 +6,7 @@ bandwidth-optimal algorithm of each operation, without MPI's envelopes.
 ================  ======================================  =================================
 operation         bytes sent                              bytes received
 ================  ======================================  =================================
-allreduce         2n less two chunks, about 2 (P-1)/P n   the same
+allreduce, start  2n less two chunks, about 2 (P-1)/P n   the same
 allgather_bytes   P-1 times the own message and its       the other ranks' messages and
                   8-byte length                           their lengths
 gather_scalars    8 (P-1)                                 8 (P-1)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,21 @@ class _Testable(Protocol):
     def Test(self) -> bool:
         """Say whether it is done."""
         ...
+
+
+class _Watched(NamedTuple):
+    """A request that leaves its status behind."""
+
+    request: MPI.Request
+    status: MPI.Status | None
+
+    def Test(self) -> bool:
+        return self.request.Test(self.status)
+
+
+# Requests of collectives that have failed, with their buffers: MPI may still read and write these,
+# whatever has become of the communicator.
+_abandoned: list[_Testable] = []
 
 
 class Transport:
@@ -95,7 +110,6 @@ class Transport:
         self._calls = 0
         self._received = np.empty(0, dtype=np.uint8)
         self._kept: dict[type[Any], Any] = {}
-        self._abandoned: list[Any] = []  # requests of a collective that has failed
         if mpi_comm is not None:
             self._connect(mpi_comm)
         self.checks = check and self.size > 1
@@ -153,6 +167,12 @@ class Transport:
             kept = self._kept[kind] = kind()
         return kept
 
+    def part(self) -> None:
+        """Meet before everything is given back; nothing where that has been, or one has failed."""
+        if self._comm is not None and not self.failed:
+            self.agree("free")
+            self.meet("free")
+
     def free(self) -> None:
         """Give all back; collective. A second call does nothing.
 
@@ -209,6 +229,11 @@ class Transport:
         if self.group is not None:
             self.group.leave()
 
+    def meet(self, operation: str) -> None:
+        """Wait for all ranks, but not for ever: what only the library can do knows no deadline."""
+        if self.size > 1:
+            self.complete([self.mpi.Ibarrier()], operation)
+
     def finish(self, operation: str, start: float, sent: int, received: int) -> None:
         """End a collective, and count it."""
         self.leave()
@@ -216,8 +241,32 @@ class Transport:
         waiting = min(seconds, self._waiting() - self._waited_before)
         self._traffic.record(operation, sent, received, seconds, waiting, begun=start)
 
-    def complete(self, request: _Testable, operation: str) -> None:
-        """Wait for one of the library's requests, but not for ever."""
+    def complete(
+        self, requests: Sequence[_Testable], operation: str, others: Sequence[_Testable] = ()
+    ) -> None:
+        """Wait for some of the library's requests, one after the other, but not for ever.
+
+        `others` are not waited for, but under way as well: they are lost with these.
+        """
+        for number, request in enumerate(requests):
+            try:
+                self._complete(request, operation)
+            except CollectiveTimeout:
+                self.fail()
+                _abandoned.extend([*requests[number:], *others])
+                raise
+
+    def wait(
+        self,
+        operation: str,
+        request: MPI.Request,
+        status: MPI.Status | None = None,
+        others: Sequence[MPI.Request] = (),
+    ) -> None:
+        """Do so for one whose status is wanted."""
+        self.complete([_Watched(request, status)], operation, others)
+
+    def _complete(self, request: _Testable, operation: str) -> None:
         if request.Test():
             return
         start = time.perf_counter()
@@ -228,8 +277,6 @@ class Transport:
                 continue
             waited = time.perf_counter() - start
             if timeout and waited > timeout:
-                self.failed = True
-                self._abandoned.append(request)  # with its buffers, which MPI may still write
                 raise CollectiveTimeout(self.explain(f"{operation} did not end"))
             if waited < _AWAKE:
                 os.sched_yield()
@@ -251,7 +298,7 @@ class Transport:
         if self.size == 1:
             return own[None]
         rows = np.empty((self.size, own.size), dtype=own.dtype)
-        self.complete(self.mpi.Iallgather(own, rows), operation)
+        self.complete([self.mpi.Iallgather(own, rows)], operation)
         return rows
 
     def gather_messages(
@@ -270,7 +317,7 @@ class Transport:
         if total <= self.options.max_count:
             counts = [view.size for view in views]
             request = self.mpi.Iallgatherv(own, [self._received, counts, MPI.BYTE])
-            self.complete(request, operation)
+            self.complete([request], operation)
             return views
         # The places within the result no longer fit MPI's int: one sender after the other.
         views[self.rank][:] = own
@@ -309,14 +356,20 @@ class Transport:
         try:
             return call(*arguments)
         except CollectiveTimeout:
-            self.failed = True
+            self.fail()
             raise
+
+    def fail(self) -> None:
+        """Let no other collective begin, the short way included."""
+        self.failed = True
+        if self.group is not None:
+            self.group.fail()
 
     def broadcast(self, flat: NDArray[np.uint8], root: int, operation: str) -> None:
         """Overwrite bytes on every rank with those of `root`."""
         step = self.options.max_count
         for begin in range(0, flat.size, step):
-            self.complete(self.mpi.Ibcast(flat[begin : begin + step], root), operation)
+            self.complete([self.mpi.Ibcast(flat[begin : begin + step], root)], operation)
 
     def _waiting(self) -> float:
         return self.waited + (0.0 if self.lane is None else self.lane.native.waited())

@@ -400,7 +400,9 @@ def test_what_needs_the_native_module_or_one_node_says_so(world):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("algorithm", ["shared", "ring", "recursive_doubling", "hierarchical"])
+@pytest.mark.parametrize(
+    "algorithm", ["shared", "ring", "recursive_doubling", "hierarchical", "mpi"]
+)
 def test_segments_are_bounded_and_made_once(world, everywhere, algorithm, dtype):
     with Communicator(world, check=False) as comm:
         buffer = np.zeros(12_000_000, dtype=dtype)
@@ -422,7 +424,7 @@ def test_segments_of_everything_together_are_bounded(world, everywhere, nodes):
 
     What the object says is held against what the process has mapped of the ranks' shared memory.
     """
-    ways = ("shared", "ring", "recursive_doubling", "hierarchical")[nodes - 1 :]
+    ways = ("shared", "ring", "recursive_doubling", "hierarchical", "mpi")[nodes - 1 :]
     before = mapped_shared()
     with Communicator(world, check=False, node_size=-(-world.size // nodes)) as comm:
         for dtype in (np.float64, np.float16):

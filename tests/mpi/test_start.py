@@ -1,6 +1,7 @@
 """Reductions in the background: right, in order, and really under way."""
 
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -51,6 +52,41 @@ def test_what_was_not_waited_for_ends_before_free(world, everywhere):
     with Communicator(world) as comm:
         comm.start(buffer, "sum", "ring")
     everywhere([] if (buffer == world.size).all() else ["not reduced"])
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "hierarchical", "shared"])
+def test_counts_the_bytes_that_were_sent(world, everywhere, algorithm):
+    with Communicator(world) as comm:
+        buffer = np.ones(1000 * comm.size, np.float32)
+        comm.allreduce(buffer, "sum", algorithm)
+        comm.start(buffer, "sum", algorithm).wait()
+        here, there = (comm.traffic[name] for name in ("allreduce", "start"))
+    same = (here.bytes_sent, here.bytes_received) == (there.bytes_sent, there.bytes_received)
+    everywhere([] if same else [f"{there} where {here} was counted in the foreground"])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_buffer_lives_as_long_as_the_thread_may_write_it(world, everywhere):
+    """Its caller may have been thrown out between `start` and `wait`, and have forgotten both."""
+    with Communicator(world, check=False) as comm:
+        comm.start(np.zeros(1), "sum").wait()
+        buffer = np.ones(1000)
+        known = weakref.ref(buffer)
+        if comm.rank > 0:
+            comm.start(buffer, "sum")
+        world.Barrier()
+        if comm.rank == 0:
+            comm.start(buffer, "sum")
+        else:
+            del buffer  # the others cannot be done without rank 0
+        faults = [] if known() is not None else ["gone while it was reduced"]
+        for _ in range(2):  # the second one finds the first one done
+            comm.start(np.zeros(1), "sum").wait()
+        buffer = None
+        if known() is not None:
+            faults.append("kept for nothing")
+    everywhere(faults)
 
 
 def compute(seconds):

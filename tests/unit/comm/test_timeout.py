@@ -32,6 +32,10 @@ try:
     ranks.barrier()
 except RuntimeError as error:
     say(f"then {{error}}")
+try:
+    ranks.allreduce(np.zeros(4), 'sum')
+except RuntimeError as error:
+    say(f"nor {{error}}")
 ranks.free()
 """
 
@@ -54,6 +58,11 @@ def outcome(run_ranks, n, source, options="{}", **variables):
         "ranks.gather_scalars(1.0)",
         "ranks.allgather_bytes(np.zeros(4, np.uint8))",
         "comm.sparse_allreduce(ranks, encode(None, np.ones(4), 4), np.zeros(4))",
+        # The library makes and frees without a deadline, so the ranks meet before.
+        "ranks.start(np.zeros(4), 'sum')",
+        "ranks.empty(100)",
+        "ranks.split(0)",
+        "ranks.free()",
     ],
 )
 def test_the_missing_rank_is_named_with_where_it_was_last_seen(run_ranks, call):
@@ -63,6 +72,19 @@ def test_the_missing_rank_is_named_with_where_it_was_last_seen(run_ranks, call):
     assert "not here: rank 1 (last seen after barrier, call 2)" in output
     assert "raise PAROPT_TIMEOUT" in output
     assert "[0] then a collective of this communicator has failed; make a new one" in output
+    assert "[0] nor " in output
+    assert seconds < 30
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_without_the_native_module_there_is_a_deadline_too(run_ranks, dtype):
+    call = f"ranks.allreduce(np.zeros(400_000, '{dtype}'), 'sum')"
+    status, output, seconds = outcome(
+        run_ranks, 2, LATE.format(call=call), "{'backend': 'reference'}", PAROPT_TIMEOUT="1"
+    )
+    assert status == 0, output
+    assert "[0] CollectiveTimeout after 1." in output
+    assert "which rank is missing is not known" in output
     assert seconds < 30
 
 
@@ -92,10 +114,44 @@ try:
     ranks.start(np.zeros(400_000), 'sum', 'ring').wait()
 except errors.CollectiveTimeout as error:
     say(f"{type(error).__name__}: {error}")
+try:
+    ranks.barrier()
+except RuntimeError as error:
+    say(f"then {error}")
+ranks.free()  # does not wait for the one that is gone
+say("freed")
 """
-    status, output, _ = outcome(run_ranks, 2, source, PAROPT_TIMEOUT="1")
+    status, output, seconds = outcome(run_ranks, 2, source, PAROPT_TIMEOUT="1")
     assert status == 0, output
     assert "[0] CollectiveTimeout: the all-reduce did not end within 1.0 s" in output
+    assert "[0] then a collective of this communicator has failed; make a new one" in output
+    assert "[0] freed" in output
+    assert seconds < 20
+
+
+def test_what_was_started_ends_with_a_communicator_that_has_failed(run_ranks):
+    source = """
+ranks.start(np.zeros(4), 'sum').wait()
+if ranks.rank == 1:
+    time.sleep(4)
+    sys.exit(0)
+left = ranks.start(np.zeros(400_000), 'sum', 'shared')
+try:
+    ranks.barrier()
+except errors.CollectiveTimeout:
+    say("timeout")
+start = time.monotonic()
+ranks.free()
+assert left.done() and time.monotonic() - start < 0.5
+try:
+    left.wait()
+except errors.CollectiveTimeout as error:
+    say(f"left: {error}")
+"""
+    status, output, _ = outcome(run_ranks, 2, source, "{'timeout': 2}")
+    assert status == 0, output
+    assert "[0] timeout" in output
+    assert "[0] left: the all-reduce did not end" in output
 
 
 def test_timeout_must_be_seconds(run_python):
@@ -146,6 +202,24 @@ def test_one_rank_raises_while_the_other_waits(run_ranks, call):
 def test_one_rank_ends_in_peace_while_its_job_waits_for_the_other(run_ranks):
     # The job of rank 0 cannot end, since rank 1 never starts its own; both processes still end.
     source = USED + "if ranks.rank == 0: ranks.start(shared, 'sum')\nsay('end')"
+    status, output, seconds = outcome(run_ranks, 2, source)
+    assert status == 0, output
+    assert output.count("end") == 2
+    assert seconds < 20
+
+
+def test_freeing_one_communicator_leaves_the_other_its_way_to_end(run_ranks):
+    source = (
+        USED
+        + """
+other = comm.Communicator(MPI.COMM_WORLD)
+other.start(np.zeros(1), 'sum').wait()
+other.free()
+if ranks.rank == 0:
+    ranks.start(shared, 'sum')
+say('end')
+"""
+    )
     status, output, seconds = outcome(run_ranks, 2, source)
     assert status == 0, output
     assert output.count("end") == 2
