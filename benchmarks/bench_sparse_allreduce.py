@@ -5,7 +5,9 @@
 
 Timed is the whole way from a gradient to the accumulated result: selection with error feedback,
 encoding, exchange, decoding, summing. The dense peer has its buffer overwritten with the gradient
-before each call, as ours has. Volumes are counted, not timed, so that oversubscribed ranks will do.
+before each call, as ours has. The limit is what the memory needs, of all ranks at once, to add the
+gradient to the residual and to write a result. Volumes are counted, not timed, so that
+oversubscribed ranks will do.
 
 NumPy takes the faster of its two ways to partition, see bench_topk.py: that of AVX2. Set
 NPY_DISABLE_CPU_FEATURES to nothing where it is the other one.
@@ -55,6 +57,11 @@ class Pipeline:
         if done.dropped_indices.size:
             self.residual[done.dropped_indices] += done.dropped_values
 
+    def memory(self) -> None:
+        """Move what every way from gradient to result must: no selection, no message."""
+        self.residual += self.gradient
+        self.result.fill(0)
+
     def dense_mpi(self) -> None:
         """Sum the whole gradient in place."""
         MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self.gradient)
@@ -86,9 +93,10 @@ def measure_speed(bench: Bench, comm: Communicator, n: int, density: float) -> N
     ours = {scheme: (lambda s=scheme: way.sparse(s)) for scheme in ("auto", "split", "reselect")}
     case = f"{n:.0e} floats at {density:.1%}, {comm.size} ranks"
     dense = {"mpi in place": way.dense_mpi, "mpi": way.dense_mpi_out}
-    bench.case(f"{case}, dense peers", ours, dense, moved=4 * n, before=way.rewrite)
     pipeline = {"numpy argpartition + Allgatherv + add.at": way.numpy_pipeline}
-    bench.case(f"{case}, sparse peer", ours, pipeline, moved=4 * n, before=way.rewrite)
+    for name, peers in (("dense peers", dense), ("sparse peer", pipeline)):
+        title = f"{case}, {name}"
+        bench.case(title, ours, peers, moved=4 * n, limit=way.memory, before=way.rewrite)
 
 
 def indices_of(rng: np.random.Generator, n: int, k: int, clustered: bool) -> np.ndarray:

@@ -241,9 +241,11 @@ void decode_add_message(const std::uint8_t* data, std::size_t size, std::size_t 
                      payload + padded(header.index_bytes), scale, dense);
 }
 
+// Decode messages one behind the other into `indices` and `values`.
 template <class T, class I>
-void decode_sum_messages(const MessageBytes* messages, std::size_t count, std::size_t n, T scale,
-                         I* indices, T* values, std::size_t room, T* dense) {
+static std::vector<Sparse<T, I>> decode_all(const MessageBytes* messages, std::size_t count,
+                                            std::size_t n, I* indices, T* values,
+                                            std::size_t room) {
   std::vector<Sparse<T, I>> vectors;
   std::size_t used = 0;
   for (std::size_t m = 0; m < count; ++m) {
@@ -257,7 +259,22 @@ void decode_sum_messages(const MessageBytes* messages, std::size_t count, std::s
     vectors.push_back({indices + used, values + used, header.k});
     used += header.k;
   }
+  return vectors;
+}
+
+template <class T, class I>
+void decode_sum_messages(const MessageBytes* messages, std::size_t count, std::size_t n, T scale,
+                         I* indices, T* values, std::size_t room, T* dense) {
+  const auto vectors = decode_all(messages, count, n, indices, values, room);
   scatter_sum(dense, n, vectors.data(), count, scale);
+}
+
+template <class T, class I>
+std::size_t decode_merge_messages(const MessageBytes* messages, std::size_t count, std::size_t n,
+                                  I* indices, T* values, std::size_t room, I* to_indices,
+                                  T* to_values) {
+  const auto vectors = decode_all(messages, count, n, indices, values, room);
+  return merge_sum(n, vectors.data(), count, to_indices, to_values);
 }
 
 template std::uint64_t needed_message_bytes(const std::uint32_t*, std::size_t, std::uint64_t, Codec,
@@ -275,9 +292,11 @@ template void decode_message(const std::uint8_t*, const MessageHeader&, std::uin
 template void decode_add_message(const std::uint8_t*, std::size_t, std::size_t, float, float*);
 template void decode_add_message(const std::uint8_t*, std::size_t, std::size_t, double, double*);
 
-#define PAROPT_INSTANTIATE_SUM(T, I)                                                          \
-  template void decode_sum_messages(const MessageBytes*, std::size_t, std::size_t, T, I*, T*, \
-                                    std::size_t, T*)
+#define PAROPT_INSTANTIATE_SUM(T, I)                                                            \
+  template void decode_sum_messages(const MessageBytes*, std::size_t, std::size_t, T, I*, T*,   \
+                                    std::size_t, T*);                                           \
+  template std::size_t decode_merge_messages(const MessageBytes*, std::size_t, std::size_t, I*, \
+                                             T*, std::size_t, I*, T*)
 PAROPT_INSTANTIATE_SUM(float, std::uint32_t);
 PAROPT_INSTANTIATE_SUM(float, std::uint64_t);
 PAROPT_INSTANTIATE_SUM(double, std::uint32_t);

@@ -71,6 +71,13 @@ template <class T, class I>
 void decode_sum_messages(const MessageBytes* messages, std::size_t count, std::size_t n, T scale,
                          I* indices, T* values, std::size_t room, T* dense);
 
+// The entries of that sum, of scale 1, that are not zero, by ascending index, into `to_indices` and
+// `to_values`, which have room for the entries of all messages too; returns their number.
+template <class T, class I>
+std::size_t decode_merge_messages(const MessageBytes* messages, std::size_t count, std::size_t n,
+                                  I* indices, T* values, std::size_t room, I* to_indices,
+                                  T* to_values);
+
 // The CRC-32 of zlib and Ethernet; `before` is that of the bytes before these.
 std::uint32_t crc32(const std::uint8_t* data, std::size_t size, std::uint32_t before = 0);
 

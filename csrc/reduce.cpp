@@ -7,6 +7,21 @@
 
 #include "common.hpp"
 
+namespace paropt {
+
+constexpr std::size_t kAddBlock = 65536;
+// Bytes of a block of a sparse sum: it stays in the L1 cache while entries are added to it.
+constexpr std::size_t kBlock = 16384;
+constexpr std::size_t kPlaceSlack = 64;  // what may be written past a list of places
+
+}  // namespace paropt
+
+#define PAROPT_LOOPS "ones_loops.hpp"
+#include "foreach_isa.hpp"
+#undef PAROPT_LOOPS
+#define PAROPT_LOOPS "reach_loops.hpp"
+#include "foreach_isa.hpp"
+#undef PAROPT_LOOPS
 #define PAROPT_LOOPS "scatter_loops.hpp"
 #include "foreach_isa.hpp"
 #undef PAROPT_LOOPS
@@ -14,8 +29,6 @@
 #include "foreach_isa.hpp"
 
 namespace paropt {
-
-constexpr std::size_t kAddBlock = 65536;
 
 template <class T>
 void add(T* out, const T* in, std::size_t n) {
@@ -43,8 +56,6 @@ void scatter_add(T* dense, std::size_t n, const I* indices, const T* values, std
 namespace {
 
 constexpr std::size_t kLine = 64;
-// Of a block in bytes: it stays in the L1 cache while entries are added to it.
-constexpr std::size_t kBlock = 16384;
 // A shorter vector stays in the caches, where its next reader finds it.
 constexpr std::size_t kStreamBytes = 4 * 1024 * 1024;
 
@@ -56,14 +67,19 @@ void write_block(void* to, const void* block, std::size_t bytes, bool stream) {
   }
 }
 
-}  // namespace
-
 template <class T, class I>
-void scatter_sum(T* dense, std::size_t n, const Sparse<T, I>* vectors, std::size_t count, T scale) {
+void check_rising(const Sparse<T, I>* vectors, std::size_t count, std::size_t n) {
   for (std::size_t v = 0; v < count; ++v) {
     if (PAROPT_DISPATCH(rising(vectors[v].indices, vectors[v].k, n))) continue;
     throw std::invalid_argument("indices must be strictly ascending and below the length of dense");
   }
+}
+
+}  // namespace
+
+template <class T, class I>
+void scatter_sum(T* dense, std::size_t n, const Sparse<T, I>* vectors, std::size_t count, T scale) {
+  check_rising(vectors, count, n);
   alignas(kLine) T block[kBlock / sizeof(T)];
   std::vector<std::size_t> next(count, 0);
   const bool stream = n * sizeof(T) >= kStreamBytes;
@@ -83,6 +99,32 @@ void scatter_sum(T* dense, std::size_t n, const Sparse<T, I>* vectors, std::size
 #if PAROPT_X86
   _mm_sfence();
 #endif
+}
+
+template <class T, class I>
+std::size_t merge_sum(std::size_t n, const Sparse<T, I>* vectors, std::size_t count, I* indices,
+                      T* values) {
+  check_rising(vectors, count, n);
+  alignas(kLine) T block[kBlock / sizeof(T)];
+  std::vector<std::size_t> next(count, 0);
+  std::size_t found = 0;
+  for (;;) {
+    // A block begins at the first entry that is left.
+    std::size_t begin = n;
+    for (std::size_t v = 0; v < count; ++v) {
+      if (next[v] == vectors[v].k) continue;
+      begin = std::min<std::size_t>(begin, vectors[v].indices[next[v]]);
+    }
+    if (begin == n) return found;
+    const std::size_t width = std::min(n - begin, kBlock / sizeof(T));
+    std::memset(block, 0, width * sizeof(T));
+    for (std::size_t v = 0; v < count; ++v) {
+      const auto& [at, what, k] = vectors[v];
+      next[v] = PAROPT_DISPATCH(add_below(block, begin, begin + width, at, what, next[v], k, T{1}));
+    }
+    found += PAROPT_DISPATCH(
+        take_nonzeros(block, width, static_cast<I>(begin), indices + found, values + found));
+  }
 }
 
 float read_all(const float* in, std::size_t n) {
@@ -108,13 +150,13 @@ template void scatter_add(double*, std::size_t, const std::uint32_t*, const doub
                           double);
 template void scatter_add(double*, std::size_t, const std::uint64_t*, const double*, std::size_t,
                           double);
-template void scatter_sum(float*, std::size_t, const Sparse<float, std::uint32_t>*, std::size_t,
-                          float);
-template void scatter_sum(float*, std::size_t, const Sparse<float, std::uint64_t>*, std::size_t,
-                          float);
-template void scatter_sum(double*, std::size_t, const Sparse<double, std::uint32_t>*, std::size_t,
-                          double);
-template void scatter_sum(double*, std::size_t, const Sparse<double, std::uint64_t>*, std::size_t,
-                          double);
+
+#define PAROPT_INSTANTIATE_SUMS(T, I)                                              \
+  template void scatter_sum(T*, std::size_t, const Sparse<T, I>*, std::size_t, T); \
+  template std::size_t merge_sum(std::size_t, const Sparse<T, I>*, std::size_t, I*, T*)
+PAROPT_INSTANTIATE_SUMS(float, std::uint32_t);
+PAROPT_INSTANTIATE_SUMS(float, std::uint64_t);
+PAROPT_INSTANTIATE_SUMS(double, std::uint32_t);
+PAROPT_INSTANTIATE_SUMS(double, std::uint64_t);
 
 }  // namespace paropt

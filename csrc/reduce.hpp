@@ -33,6 +33,14 @@ struct Sparse {
 template <class T, class I>
 void scatter_sum(T* dense, std::size_t n, const Sparse<T, I>* vectors, std::size_t count, T scale);
 
+// The entries of that sum, of scale 1, that are not zero, by ascending index; returns their number.
+// `indices` and `values` have room for the entries of all vectors and overlap none of them. Takes
+// no longer for a longer vector, unless its entries are so few that hardly any two share a block.
+// Throws as scatter_sum.
+template <class T, class I>
+std::size_t merge_sum(std::size_t n, const Sparse<T, I>* vectors, std::size_t count, I* indices,
+                      T* values);
+
 // The sum in any order: a plain read at the speed of the memory, what the benchmarks compare with.
 float read_all(const float* in, std::size_t n);
 

@@ -29,6 +29,25 @@ PAROPT_TARGET std::size_t add_below(T* block, std::size_t begin, std::size_t end
   return at;
 }
 
+// List the entries of a block that are not zero, and their places from `first` on; return how many.
+template <class T, class I>
+PAROPT_TARGET std::size_t take_nonzeros(const T* block, std::size_t count, I first, I* indices,
+                                        T* values) {
+  std::uint16_t places[kBlock / sizeof(T) + kPlaceSlack];
+  std::uint16_t* end = places;
+  std::size_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+    end = append_ones<true>(at_least64(block + i, KeyOf<T>{1}), i, end);
+  }
+  if (i < count) end = append_ones<true>(at_least(block + i, count - i, KeyOf<T>{1}), i, end);
+  const auto found = static_cast<std::size_t>(end - places);
+  for (std::size_t j = 0; j < found; ++j) {
+    indices[j] = static_cast<I>(first + places[j]);
+    values[j] = block[places[j]];
+  }
+  return found;
+}
+
 // Copy past the caches; `out` is aligned to a cache line, `bytes` a multiple of it.
 PAROPT_TARGET void stream_lines(char* out, const char* in, std::size_t bytes) {
 #if PAROPT_LEVEL == 2

@@ -46,6 +46,9 @@ constexpr std::size_t kPlaceSlack = 64;  // what vector stores may write past a 
 #define PAROPT_LOOPS "ones_loops.hpp"
 #include "foreach_isa.hpp"
 #undef PAROPT_LOOPS
+#define PAROPT_LOOPS "reach_loops.hpp"
+#include "foreach_isa.hpp"
+#undef PAROPT_LOOPS
 #define PAROPT_LOOPS "topk_loops.hpp"
 #include "foreach_isa.hpp"
 #include "topk_cut.hpp"

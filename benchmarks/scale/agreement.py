@@ -60,7 +60,8 @@ def predicted_sparse(link: str, ranks: int, n: int) -> str:
     nbytes = 40 + (counts * scale.ENTRY_BYTES).astype(np.int64)
     load = sparse_ranges.Load(counts, nbytes, sparse_ranges.expected_union(n, counts))
     dense = min(model.seconds(name, 4 * n, shape) for name in shape.algorithms())
-    return sparse_ranges.choose_scheme(load, model.link(shape), dense)
+    free = sparse_ranges.Work(0, 0)  # as in the simulation
+    return sparse_ranges.choose_scheme(load, model.link(shape), dense, free)
 
 
 def predicted(link: str, ranks: int, per_host: int, nbytes: int) -> str:

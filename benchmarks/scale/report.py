@@ -62,7 +62,8 @@ of gossip (which does not average over all ranks: see the spectral gap).
 
 Every rank picks its indices at random here, so that the ranges of a split hold nearly as much as
 was sent; where ranks agree on indices the split gains. Selection, coding and summing are not in
-these times.
+these times. A run counts coding and summing too when it chooses: on fast links they take longer
+than the bytes, and dense wins earlier.
 
 {missing}
 """

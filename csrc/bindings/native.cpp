@@ -354,11 +354,16 @@ void decode_add_message(const Bytes& data, Array<T>& dense, T scale) {
   unlocked([=] { paropt::decode_add_message(d, size, n, scale, out); });
 }
 
+std::vector<paropt::MessageBytes> parts_of(const std::vector<Bytes>& messages) {
+  std::vector<paropt::MessageBytes> parts;
+  for (const Bytes& data : messages) parts.push_back({input(data), length(data)});
+  return parts;
+}
+
 template <class T, class I>
 void decode_sum_messages(const std::vector<Bytes>& messages, Array<T>& dense, T scale,
                          Array<I>& indices, Array<T>& values) {
-  std::vector<paropt::MessageBytes> parts;
-  for (const Bytes& data : messages) parts.push_back({input(data), length(data)});
+  const auto parts = parts_of(messages);
   const std::size_t n = length(dense), room = length(indices);
   require_index_type<I>(n);
   T* out = output(dense, n);
@@ -366,6 +371,22 @@ void decode_sum_messages(const std::vector<Bytes>& messages, Array<T>& dense, T 
   T* v = output(values, room);
   unlocked(
       [&] { paropt::decode_sum_messages(parts.data(), parts.size(), n, scale, i, v, room, out); });
+}
+
+template <class T, class I>
+std::size_t decode_merge_messages(const std::vector<Bytes>& messages, std::uint64_t n,
+                                  Array<I>& indices, Array<T>& values, Array<I>& to_indices,
+                                  Array<T>& to_values) {
+  const auto parts = parts_of(messages);
+  const std::size_t room = length(indices);
+  require_index_type<I>(n);
+  I* i = output(indices, room);
+  T* v = output(values, room);
+  I* to_i = output(to_indices, room);
+  T* to_v = output(to_values, room);
+  return unlocked([&] {
+    return paropt::decode_merge_messages(parts.data(), parts.size(), n, i, v, room, to_i, to_v);
+  });
 }
 
 std::uint32_t crc32(const Bytes& data) {
@@ -408,6 +429,9 @@ void define_for_pair(py::module_& m) {
   m.def("decode_sum_messages", &decode_sum_messages<T, I>, py::arg("messages"),
         py::arg("dense").noconvert(), py::arg("scale"), py::arg("indices").noconvert(),
         py::arg("values").noconvert());
+  m.def("decode_merge_messages", &decode_merge_messages<T, I>, py::arg("messages"), py::arg("n"),
+        py::arg("indices").noconvert(), py::arg("values").noconvert(),
+        py::arg("to_indices").noconvert(), py::arg("to_values").noconvert());
   m.def("scatter_add", &scatter_add<T, I>, py::arg("dense").noconvert(),
         py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("scale"));
   m.def("decode_message", &decode_message<T, I>, py::arg("data").noconvert(),

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -58,6 +59,8 @@ _TAG = 7304
 _FAILED = -1
 _FULL = 8
 """Messages that hold more than 1/8 of the vector are added one by one: decoding writes as much."""
+
+_WHOLE = slice(None)
 
 _IMBALANCE = 1.05
 """A range with more than this times its share has the ranges cut anew at the next call."""
@@ -142,20 +145,36 @@ class _Call:
         self.sent += nbytes * (self.comm.size - 1)
         self.received += nbytes * (self.comm.size - 1)
 
-    def clear(self) -> None:
-        """Set the dense vector to zero."""
-        memory_of(self.dense).clear(self.dense)
+    def part(self, part: slice = _WHOLE) -> Any:
+        """Return a part of the dense vector."""
+        dense = device.vector(self.dense) if device.is_device(self.dense) else self.dense
+        return dense[part]
 
-    def add(self, message: Any, part: slice | None = None) -> None:
-        """Add a message to the dense vector, or have it alone in a part of it."""
-        dense: Any = self.dense
-        if device.is_device(dense):
-            dense = device.vector(dense)
-            if not device.is_device(message) and message.size:
-                message = self.transport.keep(Gpu).bring_up(message, device.view(self.dense))
-        if part is not None:
-            dense = dense[part]
+    def put(self, views: Sequence[Any], entries: int, part: slice = _WHOLE) -> None:
+        """Overwrite a part of the dense vector with the sum of messages of so many entries.
+
+        In one pass where they are sparse.
+        """
+        dense = self.part(part)
+        if _FULL * entries > dense.size or device.is_device(dense):
             memory_of(dense).clear(dense)
+            for view in views:
+                self._add(view, dense)
+            return
+        workspace = self.take_entries(entries, dense.size)
+        messages.decode_sum(views, dense, self.scale, workspace)
+
+    def take_entries(
+        self, count: int, n: int, names: tuple[str, str] = ("indices", "values")
+    ) -> _Entries:
+        """Return buffers for entries of a vector of length n; what was in them is lost."""
+        indices = self.work.take(names[0], index_dtype(n), count)
+        return _Entries(indices, self.work.take(names[1], self.head.dtype, count))
+
+    def _add(self, message: Any, dense: Any) -> None:
+        above = device.is_device(dense) and not device.is_device(message)
+        if above and message.size:
+            message = self.transport.keep(Gpu).bring_up(message, device.view(self.dense))
         messages.decode_add(message, dense, self.scale)
 
 
@@ -316,8 +335,7 @@ def _difference(common: NDArray[np.int64]) -> str:
 
 def _run(call: _Call, message: Any, scheme: str) -> SparseResult:
     if call.comm.size == 1:
-        call.clear()
-        call.add(message)
+        call.put([message], call.head.k)
         return _exact(call, "allgather" if scheme == "auto" else scheme)
     if scheme == "auto":
         union = call.ranges.union
@@ -328,7 +346,7 @@ def _run(call: _Call, message: Any, scheme: str) -> SparseResult:
         link, dense = call.comm._choice.predicted(nbytes)
         if device.is_device(call.dense):
             dense = math.inf  # all of it would have to pass the host
-        scheme = sparse_ranges.choose_scheme(load, link, dense)
+        scheme = sparse_ranges.choose_scheme(load, link, dense, sparse_ranges.Work())
     if scheme == "allgather":
         return _allgather(call)
     if scheme == "dense":
@@ -348,29 +366,13 @@ def _allgather(call: _Call) -> SparseResult:
     views = call.transport.share_messages(call.message, call.nbytes, "sparse_allreduce")
     call.sent += (call.comm.size - 1) * call.message.size
     call.received += int(call.nbytes.sum()) - call.message.size
-    _sum_messages(call, views)  # all ranks see the same bytes, so all fail or none does
+    call.put(views, int(call.counts.sum()))  # all ranks see the same bytes: all fail or none does
     return _exact(call, "allgather")
 
 
-def _sum_messages(call: _Call, views: list[NDArray[np.uint8]]) -> None:
-    """Overwrite the dense vector with the sum of messages, in one pass where they are sparse."""
-    total, n = int(call.counts.sum()), call.head.n
-    if _FULL * total > n or device.is_device(call.dense):
-        call.clear()
-        for view in views:
-            call.add(view)
-        return
-    workspace = (
-        call.work.take("indices", index_dtype(n), total),
-        call.work.take("values", call.head.dtype, total),
-    )
-    messages.decode_sum(views, call.dense, call.scale, workspace)
-
-
 def _dense(call: _Call, message: Any) -> SparseResult:
-    call.clear()
     with call.comm._together(counted=False):
-        call.add(message)
+        call.put([message], call.head.k)
     call.swapped(8)
     call.finish()  # what follows counts itself
     call.comm.allreduce(
@@ -404,10 +406,7 @@ def _split(call: _Call, *, reselect: bool) -> SparseResult:
 def _decode_own(call: _Call) -> _Entries:
     """Decode this rank's message; a damaged one is noticed on all ranks."""
     head = call.head
-    own = _Entries(
-        call.work.take("indices", index_dtype(head.n), head.k),
-        call.work.take("values", head.dtype, head.k),
-    )
+    own = call.take_entries(head.k, head.n)
     with call.comm._together(counted=False):
         messages.decode(call.message, out=own)
     call.swapped(8)
@@ -482,23 +481,10 @@ def _sum_range(call: _Call, arrived: list[NDArray[np.uint8]], width: int) -> tup
 
     A sum that is zero needs no place in a message, whatever it came from.
     """
-    total = call.work.take("total", call.head.dtype, width)
-    total[:] = 0
-    load = 0
-    for part in arrived:
-        messages.decode_add(part, total)
-        load += messages.header(part).k
-    most = min(load, width)
-    out = (
-        call.work.take("found", index_dtype(width), most),
-        call.work.take("sums", call.head.dtype, most),
-    )
-    # No more than `load` entries can differ from zero: the selection finds them in one pass.
-    found = topk.select(total, most, out=out)
-    filled = found.values != 0
-    if filled.all():
-        return load, _Entries(found.indices, found.values)
-    return load, _Entries(found.indices[filled], found.values[filled])
+    load = sum(messages.header(part).k for part in arrived)
+    out = call.take_entries(load, width, ("found", "sums"))
+    found = messages.decode_merge(arrived, width, out, call.take_entries(load, width))
+    return load, _Entries(found.indices, found.values)
 
 
 def _select(call: _Call, sums: _Entries, low: int) -> tuple[_Entries, _Entries]:
@@ -543,7 +529,7 @@ def _gather_sums(
     call.sent += (comm.size - 1) * own.size
     call.received += int(records[:, 0].sum()) - own.size
     for view, low, high in zip(views, bounds, bounds[1:], strict=False):
-        call.add(view, slice(low, high))
+        call.put([view], messages.header(view).k, slice(low, high))
     call.ranges.union = float(records[:, 2].sum())
     return records[:, 1]
 

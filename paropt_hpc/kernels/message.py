@@ -4,6 +4,7 @@ The bytes are described in ``docs/wire-format.md``. A receiver trusts nothing: w
 are, the functions here return what a sender encoded or raise MessageError.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ __all__ = [
     "Header",
     "decode",
     "decode_add",
+    "decode_merge",
     "decode_sum",
     "encode",
     "header",
@@ -283,16 +285,75 @@ def decode_sum(
     if workspace is None:
         room = sum(header(data).k for data in messages)
         workspace = np.empty(room, index_dtype(dense.size)), np.empty(room, dense.dtype)
-    indices, values = workspace
-    check_array("indices", indices, (index_dtype(dense.size),), writable=True)
-    check_array("values", values, (dense.dtype,), writable=True, length=indices.size)
-    check_separate("dense", dense, "values", values)
-    check_separate("dense", dense, "indices", indices)
+    arrays = {"dense": dense, "indices": workspace[0], "values": workspace[1]}
+    _check_places(messages, arrays, index_dtype(dense.size), dense.dtype)
+    implementation().decode_sum_messages(list(messages), dense, float(scale), *workspace)
+
+
+def decode_merge(
+    messages: Sequence[NDArray[np.uint8]],
+    n: int,
+    out: tuple[NDArray[Any], NDArray[Any]],
+    workspace: tuple[NDArray[Any], NDArray[Any]],
+) -> Decoded:
+    """Sum the vectors of some messages, without a dense one.
+
+    Parameters
+    ----------
+    messages : sequence of ndarray of uint8
+        Not trusted.
+    n : int
+        Length of the vectors.
+    out : (indices, values)
+        Arrays to write to, with room for the entries of all messages. The dtypes are
+        ``index_dtype(n)`` and the one that the values of the messages decode to.
+    workspace : (indices, values)
+        As `out`; what was in them is lost.
+
+    Returns
+    -------
+    Decoded
+        The entries of what `decode_sum` would write that are not zero: views of `out`.
+
+    Raises
+    ------
+    MessageError
+        As `decode_add`.
+    TypeError, ValueError
+        As `decode_sum`.
+    """
+    check_counts(n)
+    check_array("values", workspace[1], FLOATS, writable=True)
+    names = ("out indices", "out values", "indices", "values")
+    arrays = dict(zip(names, (*out, *workspace), strict=True))
+    _check_places(messages, arrays, index_dtype(n), workspace[1].dtype)
+    for name, array in zip(names[:2], out, strict=True):
+        if array.size < workspace[0].size:
+            raise ValueError(
+                f"{name} must have at least {workspace[0].size} entries as indices has, "
+                f"got {array.size}"
+            )
+    found = implementation().decode_merge_messages(list(messages), n, *workspace, *out)
+    return Decoded(out[0][:found], out[1][:found], n)
+
+
+def _check_places(
+    messages: Sequence[NDArray[np.uint8]],
+    arrays: dict[str, NDArray[Any]],
+    index: np.dtype[Any],
+    dtype: np.dtype[Any],
+) -> None:
+    """Check what a sum of messages reads and writes; names that end in "indices" hold these."""
+    for name, array in arrays.items():
+        check_array(name, array, (index if name.endswith("indices") else dtype,), writable=True)
+    indices, values = arrays["indices"], arrays["values"]
+    check_array("values", values, (dtype,), length=indices.size)
+    for (name, array), (other, array2) in itertools.combinations(arrays.items(), 2):
+        check_separate(name, array, other, array2)
     for data in messages:
         check_array("messages", data, (_UINT8,))
-        for name, array in (("dense", dense), ("values", values), ("indices", indices)):
+        for name, array in arrays.items():
             check_separate(name, array, "messages", data)
-    implementation().decode_sum_messages(list(messages), dense, float(scale), indices, values)
 
 
 def _check_out(

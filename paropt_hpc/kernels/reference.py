@@ -40,6 +40,7 @@ __all__ = [
     "de_trials",
     "decode_add_message",
     "decode_indices",
+    "decode_merge_messages",
     "decode_message",
     "decode_sum_messages",
     "dequantize",
@@ -625,14 +626,48 @@ def decode_add_message(data: _Bytes, dense: _Array, scale: float) -> None:
 def decode_sum_messages(
     messages: list[_Bytes], dense: _Array, scale: float, indices: _Array, values: _Array
 ) -> None:
-    """Overwrite with the sum of all messages' vectors; the workspace is for the native code."""
+    """Overwrite with the sum of all messages' vectors."""
     total = np.zeros_like(dense)
-    for data in messages:
-        decode_add_message(data, total, scale)
-    room = min(indices.size, values.size)
-    if sum(read_header(data)[4] for data in messages) > room:
-        raise ValueError(f"indices and values must have room for all entries, got {room}")
+    for where, what in _decode_all(messages, dense.size, indices, values):
+        scatter_add(total, where, what, scale)
     dense[:] = total
+
+
+def decode_merge_messages(
+    messages: list[_Bytes],
+    n: int,
+    indices: _Array,
+    values: _Array,
+    to_indices: _Array,
+    to_values: _Array,
+) -> int:
+    """List the entries of that sum that are not zero; return how many they are."""
+    vectors = _decode_all(messages, n, indices, values)
+    places = np.unique(np.concatenate([indices[:0], *(where for where, _ in vectors)]))
+    total = np.zeros(places.size, values.dtype)
+    for where, what in vectors:
+        scatter_add(total, np.searchsorted(places, where), what, 1)
+    found = np.flatnonzero(total)
+    to_indices[: found.size] = places[found]
+    to_values[: found.size] = total[found]
+    return found.size
+
+
+def _decode_all(
+    messages: list[_Bytes], n: int, indices: _Array, values: _Array
+) -> list[tuple[_Array, _Array]]:
+    """Decode messages one behind the other, and return what each has become."""
+    vectors, used, room = [], 0, min(indices.size, values.size)
+    for data in messages:
+        _, _, value_type, length, k, _, _ = read_header(data)
+        check_message_fits(length, value_type, n, values.dtype)
+        if k > room - used:
+            raise ValueError(f"indices and values must have room for all entries, got {room}")
+        part = slice(used, used + k)
+        decode_message(data, indices[part], values[part])
+        vectors.append((indices[part], values[part]))
+        used += k
+    return vectors
 
 
 def check_message_fits(n: int, value_type: int, size: int, dtype: np.dtype[Any]) -> None:

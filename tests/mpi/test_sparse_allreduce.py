@@ -257,9 +257,9 @@ def test_ranges_follow_entries_that_move(world):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(("k", "scheme"), [(100, "allgather"), (9990, "dense")])
+@pytest.mark.parametrize(("k", "scheme"), [(100, "allgather"), (99_900, "dense")])
 def test_auto_switches_to_dense_where_that_is_less(world, k, scheme):
-    n = 10_000
+    n = 100_000
     with Communicator(world) as comm:
         message = encoded(sparse(comm.rank, n, k), n)
         result = sparse_allreduce(comm, message, np.empty(n, np.float32))
@@ -269,7 +269,7 @@ def test_auto_switches_to_dense_where_that_is_less(world, k, scheme):
 
 @pytest.mark.mpi(min_size=4)
 def test_auto_splits_where_the_ranks_agree_on_the_indices(world):
-    n, k = 1_000_000, 100_000
+    n, k = 4_000_000, 100_000
     with Communicator(world, node_size=1) as comm:
         message = encoded(sparse(0, n, k), n)  # the same on all ranks
         dense = np.empty(n, np.float32)

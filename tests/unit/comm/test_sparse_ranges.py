@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from paropt_hpc.comm.sparse_ranges import (
     Load,
+    Work,
     choose_scheme,
     expected_union,
     range_bounds,
@@ -83,15 +84,16 @@ def test_equal_widths_where_nothing_is_known():
 
 FAST = Link(2e-6, 12.5e9)
 SLOW = Link(2e-5, 1e8 / 8)
+FREE = Work(0, 0)  # where the network alone counts
 
 
-def scheme(n, k, ranks, link=SLOW, union=None, entry=5):
+def scheme(n, k, ranks, link=SLOW, union=None, entry=5, work=FREE):
     counts = np.full(ranks, k)
     union = expected_union(n, counts) if union is None else union
     model = CostModel(link_latency=link.latency, link_bandwidth=link.bandwidth)
     shape = Shape(ranks, ranks, 1, 1, shares_memory=False)
     dense = model.seconds(model.choose(4 * n, shape), 4 * n, shape)
-    return choose_scheme(Load(counts, counts * entry, union), link, dense)
+    return choose_scheme(Load(counts, counts * entry, union), link, dense, work)
 
 
 def test_scheme_of_long_messages_is_that_of_the_fewest_bytes():
@@ -116,20 +118,33 @@ def test_scheme_of_short_messages_is_that_of_the_fewest_rounds():
     assert scheme(0, 0, 4) in ("allgather", "dense")
 
 
+def test_where_the_network_is_fast_the_entries_cost_more_than_their_bytes():
+    # 64 ranks send 32 MB, 3 ms, but every rank has to add up 6.4 million entries; a dense ring of
+    # 40 MB takes 6.5 ms, in which there is one message to decode.
+    assert scheme(10**7, 10**5, 64, FAST) != "dense"
+    assert scheme(10**7, 10**5, 64, FAST, work=Work()) == "dense"
+    assert scheme(10**7, 10**5, 2, FAST, work=Work()) == "allgather"
+    assert scheme(10**7, 10**5, 64, SLOW, work=Work()) == scheme(10**7, 10**5, 64, SLOW)
+    # Where the ranks agree on the indices, a split adds each of them up once.
+    assert scheme(10**7, 10**5, 64, FAST, union=10**5, work=Work()) == "split"
+
+
+@pytest.mark.parametrize("work", [FREE, Work(3e-7, 5e-7)])
 @pytest.mark.parametrize("scheme_", ["allgather", "split"])
 @pytest.mark.parametrize(("m", "rounds"), [(40_000, 3), (400_000, 7)])
-def test_predicted_seconds(scheme_, m, rounds):
+def test_predicted_seconds(scheme_, m, rounds, work):
     """Between a dense time just below and just above what the table of the module says."""
-    a, b, ranks, u = 1e-3, 1e6, 8, m // 4
-    counts = np.full(ranks, m // 8)  # eight bytes an entry
-    union = u if scheme_ == "split" else 10**9
-    seconds = {
-        "allgather": rounds * a + 7 * m / b,
-        "split": (7 + 6 + rounds) * a + 7 / 8 * (m + 8 * u) / b,
-    }[scheme_]
-    load = Load(counts, np.full(ranks, m), union)
-    assert choose_scheme(load, Link(a, b), 1.001 * seconds) == scheme_
-    assert choose_scheme(load, Link(a, b), 0.999 * seconds) == "dense"
+    a, b, ranks, k = 1e-3, 1e6, 8, m // 8  # eight bytes an entry
+    v = 2 * k if scheme_ == "split" else 10**9
+    c, d = work.code, work.code + work.add
+    if scheme_ == "allgather":
+        seconds = rounds * a + 7 * m / b + 8 * k * d
+    else:
+        seconds = (7 + 6 + rounds) * a + 7 / 8 * (m + 8 * v) / b
+        seconds += 2 * k * c + k * d + v * (c / 8 + d)
+    load, link = Load(np.full(ranks, k), np.full(ranks, m), v), Link(a, b)
+    assert choose_scheme(load, link, 1.001 * seconds - k * d, work) == scheme_
+    assert choose_scheme(load, link, 0.999 * seconds - k * d, work) == "dense"
 
 
 def test_union_of_independent_choices():

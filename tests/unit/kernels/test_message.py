@@ -343,6 +343,92 @@ def test_sum_of_messages_in_a_workspace(path):
         message.decode_sum(encoded, dense, 1, (np.empty(500, np.uint32), dense))
 
 
+def merged(encoded, n, dtype):
+    room = sum(message.header(data).k for data in encoded)
+    index = index_dtype(n)
+    out, workspace = ((np.empty(room, index), np.empty(room, dtype)) for _ in range(2))
+    return message.decode_merge(encoded, n, out, workspace)
+
+
+def check_merge(encoded, n, dtype):
+    dense = np.empty(n, dtype)
+    message.decode_sum(encoded, dense)
+    found = merged(encoded, n, dtype)
+    np.testing.assert_array_equal(found.indices, np.flatnonzero(dense))
+    np.testing.assert_array_equal(bits(found.values), bits(dense[dense != 0]))
+    assert found.n == n
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 4095, 4096, 4097, 30_011])
+def test_merge_of_messages(path, dtype, n):
+    counts = (0, n // 3, n, n // 50)
+    encoded = [message.encode(*sparse(n, k, dtype, k), n) for k in counts]
+    check_merge(encoded, n, dtype)
+    check_merge(encoded[:2], n, dtype)
+    check_merge([encoded[3]] * 2, n, dtype)
+    check_merge([], n, dtype)
+
+
+@given(data=st.data())
+def test_merge_of_any_messages(path, data):
+    n = data.draw(st.integers(1, 300))
+    encoded = []
+    for _ in range(data.draw(st.integers(0, 4))):
+        chosen = sorted(data.draw(st.sets(st.integers(0, n - 1))))
+        # Of two NaNs a sum keeps one or the other; infinities of both signs give the only one.
+        numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
+        drawn = data.draw(st.lists(numbers, min_size=len(chosen), max_size=len(chosen)))
+        values = np.array(drawn, np.float32)
+        encoded.append(message.encode(np.array(chosen, np.uint32), values, n))
+    check_merge(encoded, n, np.float32)
+
+
+def test_merge_leaves_out_what_cancels_and_keeps_what_is_no_number(path):
+    indices = np.array([3, 70, 4000, 4099, 9000], np.uint32)
+    values = np.array([1, -0.0, np.inf, 2, np.nan], np.float32)
+    opposite = np.array([-1, -0.0, np.inf, 1, 1], np.float32)
+    encoded = [message.encode(indices, each, 10_000) for each in (values, opposite)]
+    found = merged(encoded, 10_000, np.float32)
+    assert found.indices.tolist() == [4000, 4099, 9000]
+    np.testing.assert_array_equal(found.values, np.array([np.inf, 3, np.nan], np.float32))
+
+
+def test_merge_of_entries_far_apart(path):
+    """Of a vector longer than any dense one could be."""
+    n = 2**40
+    one = message.encode(np.array([5, 2**32, n - 1], np.uint64), np.ones(3), n)
+    two = message.encode(np.array([2**32 - 1, 2**32], np.uint64), np.ones(2), n)
+    found = merged([one, two], n, np.float64)
+    assert found.indices.tolist() == [5, 2**32 - 1, 2**32, n - 1]
+    assert found.values.tolist() == [1, 1, 2, 1]
+
+
+def test_merge_refuses(path):
+    n = 500
+    encoded = [message.encode(*sparse(n, k, np.float32), n) for k in (40, 60)]
+
+    def places(count, dtype=np.float32):
+        return np.empty(count, np.uint32), np.empty(count, dtype)
+
+    with pytest.raises(ValueError, match="room for all entries, got 99"):
+        message.decode_merge(encoded, n, places(99), places(99))
+    with pytest.raises(ValueError, match="out indices must have at least 100 entries"):
+        message.decode_merge(encoded, n, places(99), places(100))
+    with pytest.raises(MessageError, match="must be for 500 entries of float64"):
+        message.decode_merge(encoded, n, places(100, np.float64), places(100, np.float64))
+    with pytest.raises(MessageError, match="must be for 501 entries"):
+        message.decode_merge(encoded, n + 1, places(100), places(100))
+    with pytest.raises(TypeError, match="values must be"):
+        message.decode_merge(encoded, n, places(100), places(100, np.int32))
+    same = places(100)
+    with pytest.raises(ValueError, match="must not overlap"):
+        message.decode_merge(encoded, n, same, same)
+    encoded[1][-1] ^= 1
+    with pytest.raises(MessageError, match="altered"):
+        message.decode_merge(encoded, n, places(100), places(100))
+
+
 def test_padding_must_be_zero(path):
     bad = message.encode(*sparse(50, 5, np.float32), 50, codec="rice")
     head = message.header(bad)
