@@ -23,7 +23,7 @@ from paropt_hpc.metaheuristics import Budget, Search, Vectorised, function, make
 from paropt_hpc.metaheuristics.migration import Migration, admit, emigrants
 from paropt_hpc.runs import Checkpoints
 
-ALGORITHMS = ("de", "jde", "ga", "pso", "sep-cmaes", "sa")
+ALGORITHMS = ("de", "jde", "lshade", "ga", "pso", "cmaes", "sep-cmaes", "sa", "tempering")
 D = 30
 ALLOWED = 4.0
 
