@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from paropt_hpc import CORES, __version__
 from paropt_hpc.comm import Communicator, gpu_mpi, native
-from paropt_hpc.errors import ParoptError
-from paropt_hpc.kernels import device
+from paropt_hpc.errors import ConfigError, ParoptError
+from paropt_hpc.kernels import backend, device
 from paropt_hpc.kernels.backend import import_extension
 
 __all__ = ["Fact", "describe"]
@@ -71,7 +71,10 @@ def _cores(comm: Communicator) -> Fact:
 
 
 def _native() -> Fact:
-    module = _module("_native")
+    try:
+        module, runs = backend.native_module(), backend.name()
+    except ConfigError as error:
+        return Fact("CPU kernels", str(error), False)
     if module is None:
         return Fact(
             "CPU kernels",
@@ -79,6 +82,8 @@ def _native() -> Fact:
             False,
             f"install a C++ compiler, then: {REINSTALL}",
         )
+    if runs == "reference":
+        return Fact("CPU kernels", "the NumPy twins, as PAROPT_BACKEND says")
     threads = module.openmp_threads()
     openmp = f"OpenMP, {threads} thread(s)" if threads else "without OpenMP"
     others = ", ".join(module.isas())

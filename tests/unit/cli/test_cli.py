@@ -39,6 +39,22 @@ def assert_refused(done, *said):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("PAROPT_ISA=baseline", "native, baseline (of"),
+        ("PAROPT_BACKEND=reference", "the NumPy twins, as PAROPT_BACKEND says"),
+        ("PAROPT_ISA=mmx", "PAROPT_ISA must be one of baseline"),
+    ],
+)
+def test_info_shows_what_runs(folder, monkeypatch, setting, said):
+    monkeypatch.setenv(*setting.split("="))
+    done = paropt("info")
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if "CPU kernels" in line)
+    assert said in line
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_leaves_its_results(folder, ranks):
     done = paropt("train", "small.toml", ranks=ranks)
