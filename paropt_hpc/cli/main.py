@@ -244,6 +244,9 @@ def tune(config_file: ConfigFile, assignments: Assignments = None, resume: Resum
             if plot_trials(folder, records, shares) is None:
                 console.line("no plot: pip install 'paropt-hpc[plots]'")
             console.line(f"trials in {folder}")
+        if records and all(record.state == "failed" for record in records):
+            cause = records[-1].cause
+            raise on_every_rank(EvaluationError(f"no trial has succeeded, the last one: {cause}"))
 
 
 @app.command()

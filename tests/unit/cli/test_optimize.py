@@ -232,3 +232,10 @@ def test_tuning_finds_a_better_rate_than_the_worst_of_the_grid(folder):
     found = best_of(records)
     assert found.value < worst - 0.3
     assert found.value <= min(record.value for record in grid) + 0.05
+
+
+def test_a_tuning_without_any_success_is_an_error(folder):
+    (folder / "digits.toml").write_text("[train]\nepochs = 1\nbatch = 64\n[model]\nhidden = [8]\n")
+    (folder / "tune.toml").write_text(TUNE.replace("1e-4", "1e37").replace("1.0", "1e38"))
+    sets = ["--set=tune.sampler=random", "--set=tune.trials=2"]
+    assert_refused(paropt("tune", "tune.toml", *sets), "no trial has succeeded", "the loss is nan")
