@@ -64,6 +64,7 @@ def minimise(
         with comm.together():
             if comm.rank == 0:
                 folder = RunFolder(Path(config.run.dir), config, config.run)
+                folder.begin()
     if config.islands.asynchronous:
         outcome, log = search.run_asynchronous(budget, observer=observer)
         _keep_log(comm, config, log)

@@ -38,6 +38,7 @@ class RunFolder:
         self.path = path
         self._writer: Any = None  # of TensorBoard's event files
         self._metrics = path / "metrics.jsonl"
+        self._config = config
         if self._has_results() and not run.overwrite and not run.resume:
             raise ConfigError(
                 f"{path} already holds the results of a run; name another run.dir, "
@@ -49,8 +50,7 @@ class RunFolder:
                 self._write("metrics.jsonl", "")
             if not run.resume:
                 shutil.rmtree(path / "checkpoints", ignore_errors=True)
-            (path / "summary.json").unlink(missing_ok=True)
-            self._write("config.toml", to_toml(config))
+                self.begin()
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}") from None
         if tensorboard:
@@ -63,6 +63,11 @@ class RunFolder:
         summary = self.path / "summary.json"
         return summary.exists() or any((self.path / "checkpoints").glob("step-*"))
 
+    def begin(self) -> None:
+        """Take the folder over; for a run that goes on, once it is known that it can."""
+        (self.path / "summary.json").unlink(missing_ok=True)
+        self._write("config.toml", to_toml(self._config))
+
     def add_metrics(self, record: dict[str, Any]) -> None:
         """Append one record, one line of JSON."""
         with self._metrics.open("a", encoding="utf-8") as file:
@@ -74,7 +79,8 @@ class RunFolder:
             self._writer.flush()
 
     def keep_metrics(self, count: int) -> None:
-        """Drop all records but the first `count`: what came after a checkpoint comes again."""
+        """Go on with the first `count` records: what came after a checkpoint comes again."""
+        self.begin()
         lines = self._metrics.read_text(encoding="utf-8").splitlines(keepends=True)
         self._write("metrics.jsonl", "".join(lines[:count]))
 

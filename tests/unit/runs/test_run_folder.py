@@ -46,6 +46,20 @@ def test_checkpoints_stay_when_a_run_goes_on(tmp_path):
     assert not saved.exists()
 
 
+def test_a_run_that_cannot_go_on_leaves_the_folder_as_it_is(tmp_path):
+    first = folder_of(tmp_path, Config())
+    first.add_metrics({"epoch": 1})
+    first.write_summary({"steps": 3})
+    settings = (tmp_path / "config.toml").read_text()
+    again = folder_of(tmp_path, Config(run=RunConfig(resume=True, seed=5)))
+    assert read_summary(tmp_path) == {"steps": 3}
+    assert (tmp_path / "config.toml").read_text() == settings
+    again.keep_metrics(1)  # it can
+    assert "seed = 5" in (tmp_path / "config.toml").read_text()
+    assert not (tmp_path / "summary.json").exists()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write the run folder"):
