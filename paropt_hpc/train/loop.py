@@ -121,7 +121,6 @@ class Trainer:
         )
         self.model = build_model(config, self.data)
         self._tells_progress = "ready" in signature(self.model.loss_and_grad).parameters
-        self.model.connect(lambda sums: comm.allreduce(sums, "sum"))
         self._xp = _array_module(config, comm)
         self.params = self._xp.asarray(self.model.init(config.run.seed, config.model.dtype))
         self.gradient = np.empty(0)  # until `run`
@@ -133,6 +132,7 @@ class Trainer:
         )
         self.early = build_early_stopping(config)
         self.timeline = Timeline(comm, Path(config.run.trace) if config.run.trace else None)
+        self.model.connect(self.timeline.apart(lambda sums: comm.allreduce(sums, "sum")))
         self.timeline.watch(self, "_gradient", "compute")
         self.timeline.watch(self.strategy.optimizer, "update", "update")
         self.checkpoints: Checkpoints | None = None
@@ -330,7 +330,9 @@ class Trainer:
         samples = len(batch.y), shard.batch
         ready = self.strategy.begin(self.params, self.gradient, samples)
         # A custom model need not know of `ready`.
-        extra = {"ready": ready} if ready is not None and self._tells_progress else {}
+        extra = {}
+        if ready is not None and self._tells_progress:
+            extra["ready"] = self.timeline.apart(ready)
         loss, gradient = self.model.loss_and_grad(self.params, batch, out=self.gradient, **extra)
         if gradient is not self.gradient:
             self.gradient[:] = gradient

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from paropt_hpc.comm.clocks import clock_offsets
 from paropt_hpc.errors import ConfigError
 
 __all__ = ["KINDS", "Straggler", "Timeline", "find_straggler"]
+
+_Result = TypeVar("_Result")
 
 KINDS = ("compute", "compress", "communicate", "wait", "update")
 LIMIT = 200_000  # spans that a rank keeps for the trace, about 30 MB
@@ -79,6 +81,7 @@ class Timeline:
         self._path = path
         self._spans: list[tuple[str, str, float, float]] = []  # name, kind, begin, seconds
         self._dropped = 0
+        self._apart = 0.0  # seconds, so far
         if path is not None:
             _check_folder(path, comm.rank)
             # What goes through memory is counted without a clock; see it at its caller.
@@ -88,33 +91,44 @@ class Timeline:
     def watch(self, owner: Any, method: str, kind: str) -> None:
         """Time every call of a method of this object from now on.
 
-        What a computation communicates, as batch normalisation does, is not counted as such.
+        Seconds of what is set `apart` meanwhile do not count.
         """
         call: Callable[..., Any] = getattr(owner, method)
         name = method.strip("_")
 
-        def communicated() -> float:
-            return self._comm.traffic.seconds if kind == "compute" else 0.0
-
         @wraps(call)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            before, begun = communicated(), time.perf_counter()
+            before, begun = self._apart, time.perf_counter()
             try:
                 return call(*args, **kwargs)
             finally:
                 seconds = time.perf_counter() - begun
-                self._add(name, kind, begun, seconds, communicated() - before)
+                self._add(name, kind, begun, seconds, self._apart - before)
 
         setattr(owner, method, timed)
+
+    def apart(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
+        """Return a call whose seconds count for none of the methods watched around it.
+
+        For what is made by a computation and counted elsewhere, as the sums of batch normalisation.
+        """
+
+        @wraps(call)
+        def timed(*args: Any, **kwargs: Any) -> _Result:
+            begun = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._apart += time.perf_counter() - begun
+
+        return timed
 
     def _hear(self, operation: str, begun: float, seconds: float) -> None:
         if operation != "allreduce":
             self._add(operation, "communicate", begun, seconds)
 
-    def _add(
-        self, name: str, kind: str, begun: float, seconds: float, communicated: float = 0.0
-    ) -> None:
-        self.seconds[kind] += seconds - communicated
+    def _add(self, name: str, kind: str, begun: float, seconds: float, apart: float = 0.0) -> None:
+        self.seconds[kind] += seconds - apart
         self.calls[kind] += 1
         if self._path is None:
             return
