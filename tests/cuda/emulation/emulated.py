@@ -32,7 +32,7 @@ def compiler_or_skip():
 def folder_for(*what):
     """Return a folder for what is built from these flags and the sources as they are now."""
     digest = hashlib.sha256(repr(what).encode())
-    for path in sorted([*(ROOT / "csrc").rglob("*.*"), *EMULATION.glob("*")]):
+    for path in sorted([*(ROOT / "csrc").rglob("*.*"), *EMULATION.glob("*.*")]):
         digest.update(path.read_bytes())
     folder = ROOT / "build" / "emulated" / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
