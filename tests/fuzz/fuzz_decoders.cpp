@@ -120,6 +120,25 @@ void encode_again(const std::vector<std::uint8_t>& bytes) {
   demand(indices == twice && text(values) == text(again), "a round trip changes a message");
 }
 
+// A message added to itself, as a dense vector and as merged entries.
+template <class T>
+std::string summed_twice(const std::vector<std::uint8_t>& bytes, std::size_t n) {
+  const paropt::MessageBytes message = {bytes.data(), bytes.size()}, both[] = {message, message};
+  const std::size_t room = 2 * n;
+  std::vector<std::uint64_t> indices(room), places(room);
+  std::vector<T> values(room), sums(room), dense(n), scattered(n);
+  paropt::decode_sum_messages(both, 2, n, T{1}, indices.data(), values.data(), room, dense.data());
+  const std::size_t found = paropt::decode_merge_messages(
+      both, 2, n, indices.data(), values.data(), room, places.data(), sums.data());
+  for (std::size_t i = 0; i < found; ++i) {
+    demand(places[i] < n && (i == 0 || places[i] > places[i - 1]), "merged entries do not ascend");
+    demand(sums[i] != 0, "a merged entry is zero");
+    scattered[places[i]] = sums[i];
+  }
+  demand(text(scattered) == text(dense), "merged entries are not the sum");
+  return text(dense);
+}
+
 template <class T>
 void fuzz_message(const std::vector<std::uint8_t>& bytes) {
   const std::string result = by_each_isa([&] {
@@ -144,6 +163,8 @@ void fuzz_message(const std::vector<std::uint8_t>& bytes) {
   });
   demand(accepted(result) == accepted(added), "decoding and adding disagree");
   if (!accepted(added)) demand(dense == std::vector<T>(n, T{1}), "a bad message was added");
+  const std::string summed = by_each_isa([&] { return summed_twice<T>(bytes, n); });
+  demand(accepted(summed) == accepted(added), "adding and summing disagree");
   if (accepted(added)) encode_again<T>(bytes);
 }
 
