@@ -21,9 +21,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from inspect import signature
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, ClassVar, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -517,9 +518,10 @@ _KINDS: dict[Any, type] = {int: Integral, float: Real, str: str, bool: bool, Non
 
 def _check_types(name: str, options: Mapping[str, Any]) -> None:
     """Raise where an option is no number, truth value or text as its annotation says."""
-    hints = get_type_hints(getattr(ALGORITHMS[name], "__init__"))  # noqa: B009 -- of the instance
+    known = signature(ALGORITHMS[name], eval_str=True).parameters
     for option, value in options.items():
-        kinds = get_args(hints.get(option)) or (hints.get(option),)
+        hint = known[option].annotation if option in known else None
+        kinds = get_args(hint) or (hint,)
         if not set(kinds) <= set(_KINDS):
             continue
         fits = isinstance(value, tuple(_KINDS[kind] for kind in kinds))
