@@ -105,7 +105,8 @@ def _run(command: Callable[..., object], arguments: list[str]) -> int:
         return _fail(str(error), 2, everywhere=is_on_every_rank(error))
     except Exception as error:
         if hasattr(error, "format_message"):  # wrong usage, as every rank has found out
-            return _fail(f"{error.format_message()}; see paropt --help", 2, everywhere=True)
+            said = error.format_message().rstrip(".")
+            return _fail(f"{said}; see paropt --help", 2, everywhere=True)
         return _fail(traceback.format_exc(), 1, everywhere=is_on_every_rank(error))
 
 
