@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paropt_hpc.comm import topology
-from paropt_hpc.train.async_gossip import meet_halfway
+from paropt_hpc.train.async_gossip import meet
 
 GRAPHS = [
     topology.make(name, size)
@@ -26,7 +26,7 @@ def pairs_of(graph):
 def exchanged(x, asker, partner):
     x = x.copy()
     question = x[asker].copy()
-    meet_halfway(x[partner], question)
+    meet(x[partner], question, asking=False)
     x[asker] += question
     return x
 
@@ -63,7 +63,7 @@ def test_the_mean_stays_whatever_happens_between_question_and_answer(data):
             x[rank] += answers.pop(rank)
         elif rank in asked:
             partner, question = asked.pop(rank)
-            meet_halfway(x[partner], question)
+            meet(x[partner], question, asking=partner in asked or partner in answers)
             answers[rank] = question
         else:
             partner = (rank + 1 + data.draw(st.integers(0, size - 2))) % size
@@ -72,3 +72,23 @@ def test_the_mean_stays_whatever_happens_between_question_and_answer(data):
         x[rank] += answer
     assert np.allclose(x.mean(axis=0), mean)
     assert np.abs(x).max() <= 4 * largest
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8])
+def test_ranks_that_keep_step_come_closer_too(size):
+    """All ask, then all answer: each a drawn neighbour, or each the one to its right."""
+    ring = topology.make("ring", size)
+    rng = np.random.default_rng(size)
+    start = x = rng.standard_normal((size, 3))
+    right = (np.arange(size) + 1) % size
+    for partners in [right, right - 2] + 40 * [None]:
+        if partners is None:
+            partners = [rng.choice(ring.neighbors(rank).targets) for rank in range(size)]
+        questions, before = x.copy(), distance(x)
+        x = x.copy()
+        for asker, partner in enumerate(partners):
+            meet(x[partner % size], questions[asker], asking=True)
+        x += questions  # the answers
+        assert distance(x) < before + 1e-20  # what rounding leaves of equal ones
+    assert distance(x) < 1e-3 * distance(start)
+    np.testing.assert_allclose(x.mean(axis=0), start.mean(axis=0), atol=1e-14)
