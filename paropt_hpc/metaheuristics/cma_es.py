@@ -189,9 +189,7 @@ class CMAES(Algorithm):
     def _loaded(self) -> None:
         self._rates = _Rates.of(self.space.dimension, self._samples, self._separable)
         self._factor: Rows | None = None
-        # The samples as standard normal vectors; as steps only where these are dear to make.
-        self._z: Rows | None = None
-        self._y: Rows | None = None
+        self._z: Rows | None = None  # the samples as standard normal vectors
 
     def _restart(self) -> None:
         """Start the next run, or be done."""
@@ -223,16 +221,14 @@ class CMAES(Algorithm):
 
     def _ask(self) -> Rows:
         n, kernel = self.space.dimension, implementation()
-        self._z = self._y = None  # memory for those to come
+        self._z = None  # memory for those to come
         self._z = z = np.empty((self._samples, n))
         kernel.normals(kernel.generation_key(self._streams, self.generation), z)
-        y = z * self._root() if self._separable else z @ self._root().T  # (39)
-        if len(self._guests):
-            count = min(len(self._guests), self._samples // 2)
-            y[-count:] = self._steps_of(self._guests[:count])
-            z[-count:] = self._whiten(y[-count:])
-        self._y = None if self._separable else y
-        x: Rows = np.multiply(y, self._sigma, out=y if self._separable else None)
+        count = min(len(self._guests), self._samples // 2)
+        if count:
+            z[-count:] = self._whiten(self._steps_of(self._guests[:count]))
+        x = self._colour(z)  # (39)
+        x *= self._sigma
         x += self._mean  # (40), in the unit cube
         if x.min() < 0 or x.max() > 1:
             for rows in _blocks(x):
@@ -240,7 +236,7 @@ class CMAES(Algorithm):
         x *= self._range
         x += self.space.lower
         np.clip(x, self.space.lower, self.space.upper, out=x)
-        if len(self._guests):
+        if count:
             x[-count:] = self._guests[:count]
         return x
 
@@ -252,6 +248,11 @@ class CMAES(Algorithm):
             else:
                 self._factor = np.asarray(np.linalg.cholesky(self._c), np.float64)
         return self._factor
+
+    def _colour(self, z: Rows) -> Rows:
+        """Return standard normal vectors as the steps that they make."""
+        root = self._root()
+        return z * root if self._separable else np.asarray(z @ root.T, np.float64)
 
     def _whiten(self, y: Rows) -> Rows:
         """Return steps as the standard normal vectors that would make them."""
@@ -279,7 +280,8 @@ class CMAES(Algorithm):
         if x is not asked:
             changed = (x != asked).any(axis=1)
             if changed.any():
-                self._replace(changed, self._steps_of(x[changed]))
+                assert self._z is not None
+                self._z[changed] = self._whiten(self._steps_of(x[changed]))
         self._x, self._f = x if x is asked else x.copy(), worth_migrating(f, violation)
         self._guests = self._guests[len(asked) // 2 :]
         order = np.argsort(keys, kind="stable")
@@ -294,25 +296,15 @@ class CMAES(Algorithm):
         if self._has_ended(keys[order]):
             self._restart()
 
-    def _replace(self, changed: Rows, steps: Rows) -> None:
-        """Put the steps that were taken in place of those that had been asked for."""
-        assert self._z is not None
-        self._z[changed] = self._whiten(steps)
-        if self._y is not None:
-            self._y[changed] = steps
-
     def _update(self, order: NDArray[np.intp], succeeded: int) -> None:
         """Learn from the samples, the best first, of which only so many have a value."""
-        assert self._z is not None
-        r, n, z = self._rates, self.space.dimension, self._z[order]
-        y = None if self._y is None else self._y[order]
+        r, n = self._rates, self.space.dimension
         weights = r.weights
         if succeeded < len(weights):
             weights = np.where(np.arange(len(weights)) < succeeded, weights, 0.0)
             weights[: r.mu] /= weights[: r.mu].sum()
-        best = weights[: r.mu]
-        middle = best @ z[: r.mu]
-        step = middle * self._root() if y is None else best @ y[: r.mu]  # (41)
+        middle, moments = self._moments(order, weights)
+        step = self._colour(middle)  # (41)
         self._mean = self._mean + self._sigma * step  # (42)
         keep = 1 - r.path_sigma
         self._path_sigma = (
@@ -324,26 +316,37 @@ class CMAES(Algorithm):
         self._path = (1 - r.path) * self._path
         if onward:
             self._path += math.sqrt(r.path * (2 - r.path) * r.mass) * step  # (45)
-        self._adapt(y, z, weights, onward)
+        self._adapt(moments, float(weights.sum()), onward)
         growth = r.path_sigma / r.damping * (length / r.length - 1)
         self._sigma = float(self._sigma * math.exp(min(1.0, growth)))  # (44)
 
-    def _adapt(self, y: Rows | None, z: Rows, weights: Rows, onward: bool) -> None:
-        """Adapt the covariance matrix."""
-        r, n = self._rates, self.space.dimension
-        scaled = weights.copy()
-        # The weights that are not above 0.
-        for scales, rows in zip(_blocks(scaled[r.mu :]), _blocks(z[r.mu :]), strict=True):
-            scales *= n / np.maximum((rows**2).sum(axis=1), 1e-300)  # (46)
+    def _moments(self, order: NDArray[np.intp], weights: Rows) -> tuple[Rows, Rows]:
+        """Return the weighted mean of the best samples and the weighted sum of all their squares.
+
+        Both of standard normal vectors, the squares being outer products, or those of each column
+        where the covariance matrix is diagonal.
+        """
+        assert self._z is not None
+        n = self.space.dimension
+        middle = np.zeros(n)
+        moments = np.zeros(n if self._separable else (n, n))
+        for places, weighs in zip(_blocks(order), _blocks(weights), strict=True):
+            z = self._z[places]
+            middle += np.maximum(weighs, 0) @ z
+            lengths = np.maximum(np.einsum("ij,ij->i", z, z), 1e-300)
+            scaled = np.where(weighs < 0, weighs * n / lengths, weighs)  # (46)
+            moments += scaled @ (z * z) if self._separable else (z.T * scaled) @ z
+        return middle, moments
+
+    def _adapt(self, moments: Rows, mass: float, onward: bool) -> None:
+        """Adapt the covariance matrix, A being its factor: that of the steps is A M A^T."""
+        r, root = self._rates, self._root()
         missing = 0.0 if onward else r.path * (2 - r.path)
-        decay = 1 + r.rank_one * missing - r.rank_one - r.rank_mu * weights.sum()
-        if y is None:
-            squares = zip(_blocks(scaled), _blocks(z), strict=True)
-            many = self._c * sum(part @ (rows * rows) for part, rows in squares)
-            one = self._path * self._path
+        decay = 1 + r.rank_one * missing - r.rank_one - r.rank_mu * mass
+        if self._separable:
+            many, one = self._c * moments, self._path * self._path
         else:
-            many = (y.T * scaled) @ y
-            one = self._path[:, None] * self._path
+            many, one = root @ moments @ root.T, self._path[:, None] * self._path
         self._c = decay * self._c + r.rank_one * one + r.rank_mu * many  # (47)
         self._factor = None
 
@@ -370,14 +373,16 @@ class CMAES(Algorithm):
         return self._is_flat(keys) or (self._age % 10 == 0 and self._stagnates(r))
 
     def _is_flat(self, keys: Rows) -> bool:
+        """Say whether the best values of late and the better half of these, sorted, are one."""
         window = 10 + math.ceil(30 * self.space.dimension / self._samples)
         if self._age <= window:
             return False
         recent = self._recent[0, -window:]
-        known = np.concatenate([recent, keys[: self._rates.mu + 1]])
-        if not np.isfinite(known).all():
+        low = min(float(recent.min()), float(keys[0]))
+        high = max(float(recent.max()), float(keys[min(self._rates.mu, len(keys) - 1)]))
+        if not math.isfinite(high - low):
             return False
-        return bool(np.ptp(known) <= max(self._tolerance, 1e-15 * np.abs(known).max()))
+        return high - low <= max(self._tolerance, 1e-15 * max(abs(low), abs(high)))
 
     def _stagnates(self, recent: Rows) -> bool:
         window = recent.shape[1]
