@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -23,7 +24,8 @@ from paropt_hpc.metaheuristics import Budget, Search, Vectorised, function, make
 from paropt_hpc.metaheuristics.migration import Migration, admit, emigrants
 from paropt_hpc.runs import Checkpoints
 
-ALGORITHMS = ("de", "jde", "lshade", "ga", "pso", "cmaes", "sep-cmaes", "sa", "tempering")
+ALGORITHMS = ("de", "jde", "lshade", "ga", "pso", "cmaes", "sep-cmaes", "sa")
+ALGORITHMS += ("tempering", "nsga2")
 D = 30
 ALLOWED = 4.0
 
@@ -33,13 +35,20 @@ def resident() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def both(x: np.ndarray) -> np.ndarray:
+    """Return the squared distances to the origin and to (1, ..., 1)."""
+    near = function("sphere")(x)
+    return np.column_stack([near, near - 2 * x.sum(axis=1) + x.shape[1]])
+
+
 def copies(name: str, members: int) -> float:
     """Search for some generations and return the peak as a multiple of the population."""
     sphere, comm = function("sphere"), SerialCommunicator()
+    objective = Vectorised(both, outputs=2) if name == "nsga2" else Vectorised(sphere)
     before = resident()
     algorithm = make(name, sphere.space(D), seed=1, population=members)
     with tempfile.TemporaryDirectory() as folder:
-        search = Search(comm, algorithm, Vectorised(sphere))
+        search = Search(comm, algorithm, objective)
         search.run(Budget(generations=4), checkpoints=Checkpoints(Path(folder), comm), every=2)
     leaving = emigrants(algorithm, Migration(), philox(1, "emigrants"))
     admit(algorithm, leaving, Migration(), philox(1, "immigrants"))

@@ -19,7 +19,7 @@ every other one, and never becomes the best.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from inspect import signature
 from numbers import Integral, Real
@@ -511,6 +511,20 @@ def numbers(option: str, value: ArrayLike) -> Rows:
     if not np.isfinite(array).all():
         raise ConfigError(f"{option} must be finite")
     return array
+
+
+_BLOCK = 1024  # rows; even, so that pairs stay together
+
+
+def blocks(array: Array) -> Iterator[Array]:
+    """Return views of some rows each, so that what is made of them takes little memory."""
+    return (array[first : first + _BLOCK] for first in range(0, len(array), _BLOCK))
+
+
+def take_rows(source: Array, places: Array, out: Array) -> None:
+    """Put rows of `source` into the first ones of `out`, which may be `source` if places ascend."""
+    for rows, chosen in zip(blocks(out), blocks(places), strict=False):
+        rows[: len(chosen)] = source[chosen]
 
 
 _KINDS: dict[Any, type] = {int: Integral, float: Real, str: str, bool: bool, NoneType: NoneType}

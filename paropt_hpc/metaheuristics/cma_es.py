@@ -9,7 +9,6 @@ The search happens in the unit cube. A sample outside is mirrored at the wall it
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
 from paropt_hpc.kernels.rng import philox
-from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows, numbers, register
+from paropt_hpc.metaheuristics.algorithm import Algorithm, Rows, blocks, numbers, register
 from paropt_hpc.metaheuristics.constraints import Constraints, worth_migrating
 from paropt_hpc.metaheuristics.evaluation import read_only
 from paropt_hpc.metaheuristics.space import Space
@@ -27,7 +26,6 @@ from paropt_hpc.metaheuristics.space import Space
 __all__ = ["CMAES", "RESTARTS", "BipopCMAES", "IpopCMAES", "SeparableCMAES"]
 
 RESTARTS = ("none", "ipop", "bipop")
-_BLOCK = 4096  # rows
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,7 @@ class CMAES(Algorithm):
         x *= self._sigma
         x += self._mean  # (40), in the unit cube
         if x.min() < 0 or x.max() > 1:
-            for rows in _blocks(x):
+            for rows in blocks(x):
                 np.abs(rows - 2 * np.rint(rows / 2), out=rows)  # mirrored: the triangle wave
         x *= self._range
         x += self.space.lower
@@ -330,7 +328,7 @@ class CMAES(Algorithm):
         n = self.space.dimension
         middle = np.zeros(n)
         moments = np.zeros(n if self._separable else (n, n))
-        for places, weighs in zip(_blocks(order), _blocks(weights), strict=True):
+        for places, weighs in zip(blocks(order), blocks(weights), strict=True):
             z = self._z[places]
             middle += np.maximum(weighs, 0) @ z
             lengths = np.maximum(np.einsum("ij,ij->i", z, z), 1e-300)
@@ -413,11 +411,6 @@ class CMAES(Algorithm):
     def _check_state(self, name: str, value: Any) -> None:
         if name in ("_mean", "_c") and value.shape != getattr(self, name).shape:
             super()._check_state(name, value)
-
-
-def _blocks(array: Rows) -> Iterator[Rows]:
-    """Return views of some rows each, so that what is made of them takes little memory."""
-    return (array[first : first + _BLOCK] for first in range(0, len(array), _BLOCK))
 
 
 @register("ipop-cmaes")

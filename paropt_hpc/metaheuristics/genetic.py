@@ -12,7 +12,7 @@ import numpy as np
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
-from paropt_hpc.metaheuristics.algorithm import Array, PopulationAlgorithm, Rows, register
+from paropt_hpc.metaheuristics.algorithm import Array, PopulationAlgorithm, Rows, blocks, register
 from paropt_hpc.metaheuristics.constraints import Constraints
 from paropt_hpc.metaheuristics.permutations import ORDER_CROSSOVERS, ORDER_MUTATIONS
 from paropt_hpc.metaheuristics.space import Permutation, Space
@@ -154,10 +154,16 @@ class Genetic(PopulationAlgorithm):
     def _vary_discrete(self, rng: np.random.Generator) -> None:
         """Overwrite the columns of discrete variables by the children of operators of their own."""
         m = len(self._child)
-        mates = np.arange(m) ^ 1
-        mates[mates >= m] = m - 1
-        p, q = self._x[self._parents], self._x[self._parents[mates]]
         crossed = rng.random(m)[(np.arange(m) // 2) * 2] < self._crossover[1]
+        parts = (blocks(part) for part in (self._child, self._parents, crossed))
+        for child, parents, crosses in zip(*parts, strict=True):
+            self._vary_some(child, parents, crosses, rng)
+
+    def _vary_some(
+        self, child: Rows, parents: Array, crossed: Array, rng: np.random.Generator
+    ) -> None:
+        m = len(child)
+        p, q = self._x[parents], self._x[parents[np.minimum(np.arange(m) ^ 1, m - 1)]]
         pool = np.array(self.space.kinds)
         columns = np.flatnonzero((pool == "binary") | (pool == "categorical"))
         if columns.size:
@@ -168,29 +174,27 @@ class Genetic(PopulationAlgorithm):
             low, high = self.space.lower[columns], self.space.upper[columns]
             drawn = low + rng.random(values.shape) * (high - low)
             flipped = np.where(pool[columns] == "binary", 1 - np.rint(values), drawn)
-            self._child[:, columns] = np.where(mutated, flipped, values)
+            child[:, columns] = np.where(mutated, flipped, values)
         for name, variable in self.space.variables.items():
             if isinstance(variable, Permutation):
                 block = self.space.columns[name]
-                self._vary_order(variable, block, p, q, crossed, rng)
+                order = child[:, block]
+                self._vary_order(variable, order, p[:, block], q[:, block], crossed, rng)
 
     def _vary_order(
         self,
         variable: Permutation,
-        block: slice,
+        child: Rows,
         p: Rows,
         q: Rows,
         crossed: Array,
         rng: np.random.Generator,
     ) -> None:
-        first = variable.decode(p[:, block])
-        second = variable.decode(q[:, block])
+        first, second = variable.decode(p), variable.decode(q)
         mutated = rng.random(len(p)) < min(1.0, self._mutation[1] * variable.size)
         for i in range(len(p)):
-            child = self._order_crossover(first[i], second[i], rng) if crossed[i] else first[i]
-            if mutated[i]:
-                child = self._order_mutation(child, rng)
-            self._child[i, block] = child
+            row = self._order_crossover(first[i], second[i], rng) if crossed[i] else first[i]
+            child[i] = self._order_mutation(row, rng) if mutated[i] else row
 
     def _tell(self, x: Rows, f: Rows, violation: Rows | None) -> None:
         if self.generation == 0:
@@ -207,12 +211,19 @@ class Genetic(PopulationAlgorithm):
         if self._violation is None:
             self._survive(self._x, keys, x, theirs)
             return
-        # Values and violations follow the rows.
-        places = np.column_stack([self._x, self._f, self._violation])
-        rivals = np.column_stack([x, f, np.zeros(len(f)) if violation is None else violation])
-        self._survive(places, keys, rivals, theirs)
-        self._x[:], self._f[:] = places[:, :-2], places[:, -2]
-        self._violation[:] = places[:, -1]
+        # Values and violations follow the rows: ask for the child that comes into each place.
+        child = np.full((self._size, 1), -1.0)
+        self._survive(child, keys, np.arange(len(f), dtype=np.float64)[:, None], theirs)
+        gaps = np.flatnonzero(child[:, 0] >= 0)
+        self._fill(gaps, child[gaps, 0].astype(np.intp), x, f, violation)
+
+    def _fill(self, gaps: Array, come: Array, x: Rows, f: Rows, violation: Rows | None) -> None:
+        """Put children into gaps, in blocks for the sake of memory."""
+        for places, chosen in zip(blocks(gaps), blocks(come), strict=True):
+            self._x[places] = x[chosen]
+        self._f[gaps] = f[come]
+        if self._violation is not None:
+            self._violation[gaps] = 0 if violation is None else violation[come]
 
     def _survive(self, x: Rows, keys: Rows, child: Rows, child_keys: Rows) -> None:
         implementation().ga_survive(

@@ -16,7 +16,8 @@ from paropt_hpc.comm import topology as topologies
 from paropt_hpc.comm.topology import Topology
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.rng import philox
-from paropt_hpc.metaheuristics.algorithm import ALGORITHMS, Algorithm, Rows, make
+from paropt_hpc.metaheuristics.algorithm import ALGORITHMS, Algorithm, Rows, blocks, make
+from paropt_hpc.metaheuristics.nsga2 import non_dominated_ranks
 from paropt_hpc.metaheuristics.space import Space
 
 __all__ = ["Migrants", "Migration", "make_islands"]
@@ -217,17 +218,10 @@ def _select(
         winners: Places = np.where(wins if wins.ndim == 1 else wins.all(axis=1), first, second)
         return winners
     if f.ndim > 1:  # there is no best one of several objectives, but some are beaten by none
-        members = _undominated(members, f[members])
+        members = members[non_dominated_ranks(f[members]) == 0]
         return _select(members, f[:, 0], min(count, len(members)), "random", rng)
     best_first: Places = members[np.argsort(f[members], kind="stable")]
     return best_first[:count]
-
-
-def _undominated(members: Places, f: Rows) -> Places:
-    no_worse = (f[:, None] <= f[None]).all(axis=2)
-    beaten = (no_worse & (f[:, None] < f[None]).any(axis=2)).any(axis=0)
-    left: Places = members[~beaten]
-    return left
 
 
 def admit(
@@ -254,13 +248,18 @@ def admit(
         where = rng.choice(len(mine), len(x), replace=False)
     else:
         scale = algorithm.space.upper - algorithm.space.lower
-        distance = (((mine[None] - x[:, None]) / scale) ** 2).sum(axis=2)
-        where = distance.argmin(axis=1)
+        where = np.array([_nearest(mine, guest, scale) for guest in x])
         # Of several immigrants nearest to one member the best takes its place.
         wins = (news < keys[where]) & _first_of_each(where)
         x, f, where = x[wins], f[wins], where[wins]
     if len(x):
         algorithm.inject(x, f, where)
+
+
+def _nearest(mine: Rows, guest: Rows, scale: Rows) -> int:
+    """Return the member nearest to a guest, lengths being shares of the range of a column."""
+    squares = [(((rows - guest) / scale) ** 2).sum(axis=1) for rows in blocks(mine)]
+    return int(np.concatenate(squares).argmin())
 
 
 def _first_of_each(where: Places) -> NDArray[np.bool_]:

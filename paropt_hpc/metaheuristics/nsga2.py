@@ -4,17 +4,20 @@ K. Deb, A. Pratap, S. Agarwal and T. Meyarivan, "A fast and elitist multiobjecti
 algorithm: NSGA-II", IEEE Transactions on Evolutionary Computation 6, 2002.
 """
 
+from bisect import bisect_right
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from paropt_hpc.errors import ConfigError
-from paropt_hpc.metaheuristics.algorithm import Array, Rows, register
+from paropt_hpc.metaheuristics.algorithm import Array, Rows, blocks, register
 from paropt_hpc.metaheuristics.genetic import Genetic
 from paropt_hpc.metaheuristics.space import Space
 
 __all__ = ["NSGA2", "crowding_distance", "non_dominated_ranks"]
+
+_PAIRS = 1 << 20  # that are compared at once where there are more than two objectives
 
 
 def non_dominated_ranks(f: Rows, violation: Rows | None = None) -> Array:
@@ -31,25 +34,69 @@ def non_dominated_ranks(f: Rows, violation: Rows | None = None) -> Array:
     -------
     ndarray, shape (m,), int
     """
-    m = len(f)
-    no_worse = np.ones((m, m), bool)
-    better = np.zeros((m, m), bool)
-    for column in f.T:
-        no_worse &= column[:, None] <= column
-        better |= column[:, None] < column
-    dominates = no_worse & better
-    if violation is not None:
-        both = (violation == 0)[:, None] & (violation == 0)
-        dominates = np.where(both, dominates, violation[:, None] < violation)
-    rank = np.full(m, -1)
-    dominators = dominates.sum(axis=0)
+    if violation is None:
+        return _ranks(f)
+    feasible = violation == 0
+    rank = np.empty(len(f), np.intp)
+    rank[feasible] = _ranks(f[feasible])
+    fronts = int(rank[feasible].max(initial=-1)) + 1
+    rank[~feasible] = fronts + np.unique(violation[~feasible], return_inverse=True)[1]
+    return rank
+
+
+def _ranks(f: Rows) -> Array:
+    return _ranks_of_two(f) if f.shape[1] == 2 else _ranks_of_many(f)
+
+
+def _ranks_of_two(f: Rows) -> Array:
+    """Return the front of each point in O(m log m) time.
+
+    Of the points so far, in the order of the first objective, the last one of a front has its
+    least second objective: what that one does not dominate is dominated by none of the front
+    (M. T. Jensen, IEEE Transactions on Evolutionary Computation 7, 2003).
+    """
+    rank = np.empty(len(f), np.intp)
+    least: list[float] = []  # second objective of the last point of each front, ascending
+    before, front = None, 0
+    for places in blocks(np.lexsort((f[:, 1], f[:, 0]))):
+        points = f[places].tolist()
+        fronts = []
+        for point in points:
+            if point != before:  # equal points share a front
+                front = bisect_right(least, point[1])
+                least[front : front + 1] = [point[1]]
+                before = point
+            fronts.append(front)
+        rank[places] = fronts
+    return rank
+
+
+def _ranks_of_many(f: Rows) -> Array:
+    """Return the front of each point in O(m^2) time and O(m) memory."""
+    rank = np.full(len(f), -1)
+    dominators = _dominated(f, np.arange(len(f)))
     front = 0
     while (rank < 0).any():
-        now = (rank < 0) & (dominators == 0)
+        now = np.flatnonzero((rank < 0) & (dominators == 0))
         rank[now] = front
-        dominators = dominators - dominates[now].sum(axis=0)
+        dominators -= _dominated(f, now)
         front += 1
     return rank
+
+
+def _dominated(f: Rows, by: Array) -> Array:
+    """Return how many of some points dominate each point."""
+    count = np.zeros(len(f), np.intp)
+    step = max(1, _PAIRS // max(1, len(f)))
+    for first in range(0, len(by), step):
+        some = f[by[first : first + step]]
+        no_worse = np.ones((len(some), len(f)), bool)
+        better = np.zeros_like(no_worse)
+        for column, others in zip(f.T, some.T, strict=True):
+            no_worse &= others[:, None] <= column
+            better |= others[:, None] < column
+        count += np.count_nonzero(no_worse & better, axis=0)
+    return count
 
 
 def crowding_distance(f: Rows, rank: Array) -> Rows:
@@ -67,17 +114,18 @@ def crowding_distance(f: Rows, rank: Array) -> Rows:
         Infinite at the ends of a front.
     """
     distance = np.zeros(len(f))
-    for front in range(int(rank.max(initial=-1)) + 1):
-        members = np.flatnonzero(rank == front)
-        for column in f.T:
-            order = members[np.argsort(column[members], kind="stable")]
-            values = column[order]
-            distance[order[[0, -1]]] = np.inf
-            if not np.isfinite(values[[0, -1]]).all():
-                continue
-            span = values[-1] - values[0]
-            if len(order) > 2 and span > 0:
-                distance[order[1:-1]] += (values[2:] - values[:-2]) / span
+    for column in f.T:
+        order = np.lexsort((column, rank))
+        values, fronts = column[order], rank[order]
+        ends = np.flatnonzero(np.diff(fronts, prepend=-1, append=fronts[-1:] + 1))  # and beginnings
+        low, high = values[ends[:-1]], values[ends[1:] - 1]
+        with np.errstate(invalid="ignore"):
+            span = np.repeat(high - low, np.diff(ends))
+        inner = np.isfinite(span) & (span > 0)
+        inner[ends[:-1]] = inner[ends[1:] - 1] = False
+        at = np.flatnonzero(inner)
+        distance[order[at]] += (values[at + 1] - values[at - 1]) / span[at]
+        distance[order[ends[:-1]]] = distance[order[ends[1:] - 1]] = np.inf
     return distance
 
 
@@ -159,11 +207,9 @@ class NSGA2(Genetic):
         mine = self._violation if self._violation is not None else np.zeros(self._size)
         values, violated = np.concatenate([self._f, f]), np.concatenate([mine, told])
         places = self._places_in_order(values, violated if self._violation is not None else None)
-        kept = np.argsort(places)[: self._size]
-        self._x = np.concatenate([self._x, x])[kept]
-        self._f = values[kept]
-        if self._violation is not None:
-            self._violation = violated[kept]
+        survives = places < self._size
+        gaps = np.flatnonzero(~survives[: self._size])
+        self._fill(gaps, np.flatnonzero(survives[self._size :]), x, f, violation)
 
     def _check_objectives(self, f: Rows) -> None:
         if f.shape[1] != self._f.shape[1]:

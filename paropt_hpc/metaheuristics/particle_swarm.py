@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
-from paropt_hpc.metaheuristics.algorithm import Array, PopulationAlgorithm, Rows, register
+from paropt_hpc.metaheuristics.algorithm import Array, PopulationAlgorithm, Rows, blocks, register
 from paropt_hpc.metaheuristics.constraints import Constraints
 from paropt_hpc.metaheuristics.space import Space
 
@@ -233,22 +233,22 @@ class BinarySwarm(_Swarm):
         coefficients = inertia, own, social
         super().__init__(space, seed, population, neighbourhood, coefficients, constraints)
         self._limit = speed_limit
-        self._x = np.rint(self._x)
-        self._place = self._x.copy()
+        for rows in (self._x, self._place):
+            np.rint(rows, out=rows)
 
     def _move(self) -> None:
         inertia, own, social = self._coefficients
-        keys, rng, x = self._keys(), self._rng(), self._place
+        keys, rng = self._keys(), self._rng()
         if self._neighbours.shape[1] == 0:
             guide = np.full(self._size, keys.argmin())
         else:
             best = keys[self._neighbours].argmin(axis=1)
             guide = self._neighbours[np.arange(self._size), best]
-        speed = (
-            inertia * self._velocity
-            + own * rng.random(x.shape) * (self._x - x)
-            + social * rng.random(x.shape) * (self._x[guide] - x)
-        )
-        self._velocity = np.clip(speed, -self._limit, self._limit)
-        odds = 1 / (1 + np.exp(-self._velocity))
-        self._place = (rng.random(x.shape) < odds).astype(np.float64)
+        parts = (blocks(part) for part in (self._x, guide, self._place, self._velocity))
+        for mine, guides, place, velocity in zip(*parts, strict=True):
+            velocity *= inertia
+            velocity += own * rng.random(place.shape) * (mine - place)
+            velocity += social * rng.random(place.shape) * (self._x[guides] - place)
+            np.clip(velocity, -self._limit, self._limit, out=velocity)
+            odds = 1 / (1 + np.exp(-velocity))
+            place[:] = rng.random(place.shape) < odds

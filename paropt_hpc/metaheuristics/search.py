@@ -443,7 +443,9 @@ class Search:
         own = [np.empty(0)]
         for island in self._islands if self.group.rank == 0 else ():
             fit, (x, f) = fit_members(island.algorithm), island.algorithm.population()
-            own.append(packed_emigrants(Emigration(-1, island.number, 0, Migrants(x[fit], f[fit]))))
+            first = fit[non_dominated_ranks(f[fit]) == 0]
+            front = Migrants(x[first], f[first])
+            own.append(packed_emigrants(Emigration(-1, island.number, 0, front)))
         letters = self.comm.allgather_bytes(np.concatenate(own).view(np.uint8))
         told = [
             guests for letter in letters for guests in unpacked_emigrants(letter.view(np.float64))

@@ -10,7 +10,13 @@ import numpy as np
 
 from paropt_hpc.errors import ConfigError
 from paropt_hpc.kernels.backend import implementation
-from paropt_hpc.metaheuristics.algorithm import Array, PopulationAlgorithm, Rows, register
+from paropt_hpc.metaheuristics.algorithm import (
+    Array,
+    PopulationAlgorithm,
+    Rows,
+    register,
+    take_rows,
+)
 from paropt_hpc.metaheuristics.constraints import Constraints
 from paropt_hpc.metaheuristics.space import Space
 
@@ -18,6 +24,7 @@ __all__ = ["LSHADE"]
 
 _CURRENT_TO_BEST = 2
 _MEMORY = 6  # H of the paper
+_MANY = 100_000  # members
 
 
 @register("lshade")
@@ -34,8 +41,9 @@ class LSHADE(PopulationAlgorithm):
         Evaluations after which only 4 members are left; by default none are lost, which is SHADE.
     greediness : float
         p: the share of best members that trials move to.
-    archive : float
-        Replaced members that are remembered, as a multiple of the population.
+    archive : float, optional
+        Replaced members that are remembered, as a multiple of the population; by default 2.6, as in
+        the paper, and 1, as in JADE, from 100,000 members on, where memory matters more.
     """
 
     _state: ClassVar[tuple[str, ...]] = (
@@ -55,7 +63,7 @@ class LSHADE(PopulationAlgorithm):
         population: int | None = None,
         budget: int | None = None,
         greediness: float = 0.11,
-        archive: float = 2.6,
+        archive: float | None = None,
         constraints: Constraints | None = None,
     ) -> None:
         members = max(4, 18 * space.dimension) if population is None else population
@@ -64,17 +72,23 @@ class LSHADE(PopulationAlgorithm):
             raise ConfigError(f"budget must be at least 1, got {budget}")
         if not 0 < greediness <= 1:
             raise ConfigError(f"greediness must be in (0, 1], got {greediness}")
+        if archive is None:
+            archive = 2.6 if members < _MANY else 1.0
         if not archive >= 0:
             raise ConfigError(f"archive must be at least 0, got {archive}")
         self._start_size, self._budget = self._size, budget
         self._greediness, self._archive_share = greediness, archive
-        self._archive = np.empty((0, space.dimension))
+        self._room = np.empty((0, space.dimension))
+        self._archive = self._room  # the rows of it that are in use
+        self._trial = np.empty_like(self._x)
         self._weights, self._rates = np.full(_MEMORY, 0.5), np.full(_MEMORY, 0.5)
         self._next = 0
         self._streams = self._key()
 
     def _loaded(self) -> None:
         self._size = len(self._x)
+        self._room = self._archive
+        self._trial = np.empty_like(self._x)
 
     def _check_state(self, name: str, value: Any) -> None:
         if name not in ("_x", "_f", "_violation", "_archive"):  # whose lengths change
@@ -99,7 +113,7 @@ class LSHADE(PopulationAlgorithm):
         best = max(2, round(self._greediness * self._size))
         guides = np.argsort(self._keys(), kind="stable")[:best].astype(np.uint32)
         weight, rate = self._parameters()
-        trial = np.empty_like(self._x)
+        trial = self._trial[: self._size]
         kernel.de_trials(
             self.space.lower,
             self.space.upper,
@@ -122,7 +136,7 @@ class LSHADE(PopulationAlgorithm):
                 with np.errstate(invalid="ignore"):
                     gain = np.where(better, mine - theirs, 0.0)
                 self._learn(better, np.where(np.isfinite(gain), gain, 1e300))
-                self._remember(self._x[better])
+                self._remember(np.flatnonzero(better))
         self._select(x, f, violation)
         self._shrink(self.evaluations + len(x))
 
@@ -139,13 +153,23 @@ class LSHADE(PopulationAlgorithm):
             self._rates[self._next] = (share @ cr**2) / (share @ cr)
         self._next = (self._next + 1) % _MEMORY
 
-    def _remember(self, replaced: Rows) -> None:
-        """Put replaced members into the archive, and forget others at random."""
-        most = int(self._archive_share * self._size)
-        self._archive = np.concatenate([self._archive, replaced])
-        if len(self._archive) > most:
-            kept = np.sort(self._rng("archive").permutation(len(self._archive))[:most])
-            self._archive = self._archive[kept]
+    def _remember(self, replaced: Array) -> None:
+        """Put members that are about to be replaced into the archive, and forget others at random.
+
+        In place, so that no second archive is needed: those that stay move to the front.
+        """
+        old, most = len(self._archive), int(self._archive_share * self._size)
+        kept = np.arange(old + len(replaced))
+        if len(kept) > most:
+            kept = np.sort(self._rng("archive").permutation(len(kept))[:most])
+        stay = kept[kept < old]
+        come = replaced[kept[len(stay) :] - old]
+        if len(self._room) < len(kept):
+            self._room = np.empty((max(most, old), self.space.dimension))
+            self._room[:old] = self._archive
+        take_rows(self._room, stay, self._room)
+        take_rows(self._x, come, self._room[len(stay) :])
+        self._archive = self._room[: len(kept)]
 
     def _shrink(self, evaluations: int) -> None:
         """Drop the worst members as the budget is used up."""
@@ -156,7 +180,8 @@ class LSHADE(PopulationAlgorithm):
         if size >= self._size:
             return
         kept = np.sort(np.argsort(self._keys(), kind="stable")[:size])
-        self._x, self._f, self._size = self._x[kept], self._f[kept], size
+        take_rows(self._x, kept, self._x)  # in place, as these are in order
+        self._x, self._f, self._size = self._x[:size], self._f[kept], size
         if self._violation is not None:
             self._violation = self._violation[kept]
         self._archive = self._archive[: int(self._archive_share * size)]

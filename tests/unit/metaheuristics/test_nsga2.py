@@ -11,6 +11,7 @@ from paropt_hpc.metaheuristics import (
     crowding_distance,
     make,
     non_dominated_ranks,
+    nsga2,
 )
 
 
@@ -23,16 +24,56 @@ def zdt1(x):
     return np.column_stack([x[:, 0], g * (1 - np.sqrt(x[:, 0] / g))])
 
 
-@given(
-    f=hnp.arrays(
-        np.float64, st.tuples(st.integers(1, 15), st.integers(2, 3)), elements=st.integers(0, 4)
-    )
-)
-def test_ranks_are_those_of_the_definition(f):
-    rank = non_dominated_ranks(f)
-    for i, one in enumerate(f):
-        worse_than = [rank[j] for j, o in enumerate(f) if (o <= one).all() and (o < one).any()]
+def values(elements):
+    shapes = st.tuples(st.integers(0, 15), st.integers(2, 4))
+    return hnp.arrays(np.float64, shapes, elements=elements)
+
+
+LEVELS = st.sampled_from([0.0, 1.0, 2.5, 3.0, np.inf])
+
+
+@given(f=values(LEVELS), data=st.data())
+def test_ranks_are_those_of_the_definition(f, data):
+    violation = data.draw(st.none() | hnp.arrays(np.float64, len(f), elements=LEVELS))
+    rank = non_dominated_ranks(f, violation)
+    assert rank.shape == (len(f),)
+
+    def dominates(i, j):
+        if violation is not None and (violation[i] > 0 or violation[j] > 0):
+            return violation[i] < violation[j]
+        return (f[i] <= f[j]).all() and (f[i] < f[j]).any()
+
+    for i in range(len(f)):
+        worse_than = [rank[j] for j in range(len(f)) if dominates(j, i)]
         assert rank[i] == max(worse_than, default=-1) + 1
+
+
+def test_ranks_are_found_in_blocks(monkeypatch):
+    f = np.random.default_rng(1).integers(0, 30, (9000, 3)).astype(float)
+    last = np.ones(len(f))
+    np.testing.assert_array_equal(
+        non_dominated_ranks(f[:, :2]), non_dominated_ranks(np.column_stack([f[:, :2], last]))
+    )
+    at_once = non_dominated_ranks(f[:300])
+    monkeypatch.setattr(nsga2, "_PAIRS", 1000)
+    np.testing.assert_array_equal(non_dominated_ranks(f[:300]), at_once)
+
+
+@given(f=values(LEVELS))
+def test_crowding_is_that_of_the_definition(f):
+    rank = non_dominated_ranks(f)
+    distance = crowding_distance(f, rank)
+    expected = np.zeros(len(f))
+    for front in set(rank.tolist()):
+        for column in f.T:
+            members = sorted(np.flatnonzero(rank == front), key=lambda i: column[i])
+            low, high = column[members[0]], column[members[-1]]
+            expected[[members[0], members[-1]]] = np.inf
+            if not low < high < np.inf:
+                continue
+            for before, member, after in zip(members, members[1:], members[2:], strict=False):
+                expected[member] += (column[after] - column[before]) / (high - low)
+    np.testing.assert_array_equal(distance, expected)
 
 
 def test_crowding_prefers_the_ends_and_gaps():

@@ -30,3 +30,11 @@ def test_successes_move_the_memory():
     assert (state["_weights"] != 0.5).all()
     assert (state["_rates"] != 0.5).all()
     assert ((state["_weights"] > 0) & (state["_weights"] <= 1)).all()
+
+
+def test_the_archive_of_a_large_population_is_as_large_as_that():
+    sphere = function("sphere")
+    for size, share in [(99_999, 2.6), (100_000, 1.0)]:
+        algorithm = make("lshade", sphere.space(2), seed=1, population=size)
+        algorithm.advance(sphere, 12)
+        assert len(algorithm.state_dict()["_archive"]) == int(share * size)
