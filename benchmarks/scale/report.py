@@ -87,7 +87,7 @@ def main() -> None:
         sparse=sparse_table(times),
         missing=missing_text(missing),
     )
-    (DOCS / "scaling.md").write_text(page, encoding="utf-8")
+    (DOCS / "scaling.md").write_text(page.rstrip() + "\n", encoding="utf-8")
 
 
 def dense_table(times: dict) -> str:
