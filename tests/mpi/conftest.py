@@ -89,7 +89,7 @@ def everywhere(world: MPI.Intracomm) -> Callable[[list[str]], None]:
 
 @pytest.fixture
 def once_of_three(world: MPI.Intracomm) -> Callable[[Callable[[], list[str]]], None]:
-    """Fail on all ranks if each of three tries finds faults: for times, which others may disturb."""
+    """Fail on all ranks if each of three tries finds faults: others may use the cores meanwhile."""
 
     def check(attempt: Callable[[], list[str]]) -> None:
         for _ in range(3):
