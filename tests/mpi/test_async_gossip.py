@@ -48,7 +48,8 @@ def test_the_distance_falls_as_the_spectral_gap_says(comm):
         strategy.start(np.zeros(N))
         params, nothing = start_of(comm.rank), np.zeros(N)
         before, mean = distance(comm, params), strategy.consensus(params)
-        for _ in range(60 + 20 * comm.rank):
+        # However rarely a rank gets a core: all answer until the last of them has enough.
+        while comm.size > 1 and strategy._exchanges < 40 + 10 * comm.rank:
             strategy.step(params, nothing)
             time.sleep(1e-4 * (comm.rank + 1))
         strategy.end_epoch(params)
@@ -56,11 +57,13 @@ def test_the_distance_falls_as_the_spectral_gap_says(comm):
         exchanges = strategy.metrics(params)["exchanges"]
         if comm.size == 1:
             continue
-        assert exchanges >= 10 * comm.size
+        assert exchanges >= sum(40 + 10 * rank for rank in range(comm.size))
         second = 1 - topology.spectral_gap(topology.pairwise_matrix(graph))
         # The expectation falls by `second` in each exchange that overlaps with no other one;
         # by Markov's inequality a thousand times more is as rare as one in a thousand.
-        assert distance(comm, params) <= 1e3 * second ** (exchanges / 2) * before, graph
+        rounding = 1e-26 * before
+        bound = 1e3 * max(second, 0.0) ** (exchanges / 2) * before + rounding
+        assert distance(comm, params) <= bound, graph
 
 
 def test_all_ranks_end_with_the_mean(comm):
@@ -113,9 +116,10 @@ def test_errors(comm):
 def test_a_neighbour_that_is_gone_is_noticed(world):
     if world.Get_size() == 1:
         return
-    comm = Communicator(world, timeout=0.5, check=False)
+    comm = Communicator(world, check=False)
     strategy, params = AsyncGossip(comm, SGD(0.1), topology.complete(comm.size)), start_of(0)
     strategy.start(params)
+    strategy._mail.timeout = 0.5  # not before all are there
     if comm.rank == 0:
         with pytest.raises(CollectiveTimeout, match=r"did not come .* within 0\.5 s"):
             strategy.finish(params)

@@ -195,10 +195,11 @@ def test_divergence_is_raised_everywhere(comm):
 def test_a_worker_that_never_comes_is_noticed(world):
     if world.Get_size() == 1:
         return
-    comm = Communicator(world, timeout=0.5, check=False)
+    comm = Communicator(world, check=False)
     strategy = ParameterServer(comm, SGD(0.1), 1)
     params = start_params()
     strategy.start(params)
+    strategy._mail.timeout = 0.5  # not before all are there
     if comm.rank == strategy.servers.start:
         with pytest.raises(CollectiveTimeout, match=r"rank 0 \(worker\) did not push within 0.5 s"):
             strategy.finish(params)
