@@ -103,6 +103,9 @@ def _run(command: Callable[..., object], arguments: list[str]) -> int:
         return _fail(str(error), StoppedError.status, everywhere=is_on_every_rank(error))
     except ParoptError as error:
         return _fail(str(error), 2, everywhere=is_on_every_rank(error))
+    except MemoryError as error:
+        text = f"not enough memory: {error}" if str(error) else "not enough memory"
+        return _fail(text, 2, everywhere=is_on_every_rank(error))
     except Exception as error:
         if hasattr(error, "format_message"):  # wrong usage, as every rank has found out
             said = error.format_message().rstrip(".")
@@ -253,7 +256,10 @@ def tune(config_file: ConfigFile, assignments: Assignments = None, resume: Resum
 @app.command()
 def compare(folders: RunFolders) -> None:
     """Print the figures of finished runs side by side."""
-    console.comparison({folder.name: read_summary(folder) for folder in folders})
+    names = [folder.resolve().name for folder in folders]
+    if len({*names}) < len(names):
+        names = [str(folder) for folder in folders]
+    console.comparison(dict(zip(names, map(read_summary, folders), strict=True)))
 
 
 @app.command()
@@ -295,6 +301,8 @@ def tune_comm() -> None:
             if comm.size == 1:
                 raise ConfigError("there is nothing to tune on one rank; use mpiexec -n 4 ...")
             before = tuning.Table.load(path) if path.exists() else tuning.Table({})
+            if comm.rank == 0:
+                before.save(path)  # finds out that this cannot be done before it measures
         rows: list[tuple[int, dict[str, float]]] = []
         table = tuning.measure(comm, report=lambda nbytes, times: rows.append((nbytes, times)))
         if comm.rank == 0:

@@ -171,14 +171,26 @@ class Table:
         return Table({**self.choices, **other.choices}, {**self.links, **other.links})
 
     def save(self, path: Path) -> None:
-        """Write the table; a crash leaves the old file whole."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Write the table; a crash leaves the old file whole.
+
+        Raises
+        ------
+        ConfigError
+            When it cannot be written.
+        """
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        with partial.open("w") as file:
-            json.dump({"version": _VERSION, **asdict(self)}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("w") as file:
+                json.dump({"version": _VERSION, **asdict(self)}, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the table of collectives {path}: {error.strerror}; let "
+                "PAROPT_TUNING name another file"
+            ) from None
 
     @classmethod
     def load(cls, path: Path) -> Table:

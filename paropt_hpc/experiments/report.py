@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from paropt_hpc.errors import ConfigError
+
 __all__ = ["comparison", "data_size", "figures"]
 
 
@@ -31,13 +33,26 @@ def figures(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Return a table, header first: one row per figure, one column per named run."""
-    columns = {name: figures(summary) for name, summary in summaries.items()}
+    """Return a table, header first: one row per figure, one column per named run.
+
+    Raises
+    ------
+    ConfigError
+        When a summary is that of something else than a training.
+    """
+    columns = {name: _figures_of(name, summary) for name, summary in summaries.items()}
     labels = list(dict.fromkeys(label for column in columns.values() for label in column))
     return [
         ["", *columns],
         *([label, *(column.get(label, "-") for column in columns.values())] for label in labels),
     ]
+
+
+def _figures_of(name: str, summary: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        return figures(summary)
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"{name} holds no finished training, but another summary") from None
 
 
 def _split(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -140,7 +140,7 @@ class StrategyConfig(Section):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # localsgd
     outer_lr: PositiveFloat = 1.0  # localsgd
     servers: Positive = 1  # parameter-server: the last ranks serve, the others work
-    staleness_bound: Annotated[int, Field(ge=0)] | None = None  # by default 5 % of the updates
+    staleness_bound: Annotated[int, Field(ge=0, le=1_000_000)] | None = None  # 5 % of the updates
     staleness_policy: Literal["drop", "wait", "sync"] = "drop"  # beyond the bound
     group: Positive = 1  # parameter-server: gradients whose mean is one update
     look_ahead: bool = True  # parameter-server: pull what momentum will have made of parameters

@@ -4,7 +4,7 @@ import math
 import signal as signals
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from inspect import signature
 from pathlib import Path
@@ -125,6 +125,11 @@ class Trainer:
         self.params = self._xp.asarray(self.model.init(config.run.seed, config.model.dtype))
         self.gradient = np.empty(0)  # until `run`
         debug = config.debug
+        if debug.slow_rank is not None and debug.slow_rank >= comm.size:
+            raise ConfigError(
+                f"debug.slow_rank must be one of {comm.size} ranks, 0 to {comm.size - 1}, "
+                f"got {debug.slow_rank}"
+            )
         self._slowness = debug.slow_factor - 1 if debug.slow_rank == comm.rank else 0.0
         self._untold: list[float] = []  # this rank's shares of the losses since ranks last met
         self.strategy = build_strategy(
@@ -173,10 +178,12 @@ class Trainer:
                 epochs = self._run_epochs(position, meter, stop)
             self.strategy.finish(self.params)
         except StoppedError:
-            self.timeline.write()
+            with suppress(ConfigError):  # which would hide that the run can go on
+                self.timeline.write()
             raise
+        summary = self._summarise(meter, epochs)
         self.timeline.write()
-        return self._summarise(meter, epochs)
+        return summary
 
     def _run_epochs(self, position: Position, meter: Meter, stop: StopRequest) -> int:
         """Train from a position on; return the number of epochs that are done then."""

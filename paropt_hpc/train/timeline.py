@@ -154,8 +154,14 @@ class Timeline:
 
 def _check_folder(path: Path, rank: int) -> None:
     """Find out before the run, not after it, that there is no place for the trace."""
-    if rank == 0 and not path.parent.is_dir():
+    if rank > 0:
+        return
+    if not path.parent.is_dir():
         raise ConfigError(f"cannot write the trace {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ConfigError(f"cannot write the trace {path}: it is a folder; name a file")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"cannot write the trace {path}: {path.parent} may not be written to")
 
 
 def _trace(ranks: list[Any], offsets: list[float]) -> dict[str, Any]:

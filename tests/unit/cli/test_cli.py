@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,6 +89,12 @@ def test_compare_shows_runs_side_by_side(folder):
     assert "one" in done.stdout
     assert "two" in done.stdout
     assert_refused(paropt("compare", "three"), "three holds no finished run")
+    Path("again").mkdir()
+    shutil.copytree("one", "again/one")
+    both = paropt("compare", "one", "again/one").stdout.splitlines()
+    assert any(line.split() == ["one", "again/one"] for line in both)
+    Path("again/one/summary.json").write_text('{"best_f": 0.5}')  # of a search
+    assert_refused(paropt("compare", "again/one"), "one holds no finished training")
 
 
 BAD_SETTINGS = [
@@ -94,6 +102,8 @@ BAD_SETTINGS = [
     ("train.momentun=0.9", "did you mean train.momentum?"),
     ("train.lr=fast", "train.lr should be a valid number"),
     ("compress.density=0", "compress.density should be greater than 0"),
+    ("model.hidden=[99999999999]", "not enough memory: Unable to allocate"),
+    ("debug.slow_rank=2", "debug.slow_rank must be one of 2 ranks, 0 to 1, got 2"),
     ("train.batch=49", "the global batch 49 is not a multiple of 2 ranks; use 48 or 50"),
     ("data.format=libsvm", "data.train must name a file"),
 ]
@@ -166,6 +176,8 @@ def test_tuning_keeps_a_table(folder, monkeypatch):
     assert json.loads((folder / "table.json").read_text())["choices"]
     assert paropt("train", "small.toml", ranks=2).returncode == 0
     assert_refused(paropt("tune-comm"), "nothing to tune on one rank")
+    monkeypatch.setenv("PAROPT_TUNING", str(folder / "small.toml" / "table.json"))
+    assert_refused(paropt("tune-comm", ranks=2), "cannot write the table of collectives")
 
 
 def test_info_says_what_is_there():

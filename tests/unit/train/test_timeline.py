@@ -49,6 +49,8 @@ def test_the_trace_holds_every_span_in_order(tmp_path):
 def test_a_trace_without_a_folder_is_refused_before_the_run(tmp_path):
     with pytest.raises(ConfigError, match="there is no folder"):
         Timeline(SerialCommunicator(), tmp_path / "none" / "trace.json")
+    with pytest.raises(ConfigError, match="it is a folder; name a file"):
+        Timeline(SerialCommunicator(), tmp_path)
 
 
 @pytest.mark.parametrize(
