@@ -36,6 +36,7 @@ def non_dominated_ranks(f: Rows, violation: Rows | None = None) -> Array:
     """
     if violation is None:
         return _ranks(f)
+    violation = np.where(np.isfinite(f).all(axis=1), violation, np.inf)
     feasible = violation == 0
     rank = np.empty(len(f), np.intp)
     rank[feasible] = _ranks(f[feasible])
@@ -119,7 +120,7 @@ def crowding_distance(f: Rows, rank: Array) -> Rows:
         values, fronts = column[order], rank[order]
         ends = np.flatnonzero(np.diff(fronts, prepend=-1, append=fronts[-1:] + 1))  # and beginnings
         low, high = values[ends[:-1]], values[ends[1:] - 1]
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             span = np.repeat(high - low, np.diff(ends))
         inner = np.isfinite(span) & (span > 0)
         inner[ends[:-1]] = inner[ends[1:] - 1] = False
@@ -236,7 +237,7 @@ class NSGA2(Genetic):
         """
         x, values, _ = self._checked(x, f, None)
         self._check_objectives(values)
-        values = np.where(np.isfinite(values), values, np.inf)
+        values = np.where(np.isfinite(values).all(axis=1, keepdims=True), values, np.inf)
         if where is None:
             places, taken = self._worse_members(values)
         else:

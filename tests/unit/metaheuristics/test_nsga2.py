@@ -37,6 +37,8 @@ def test_ranks_are_those_of_the_definition(f, data):
     violation = data.draw(st.none() | hnp.arrays(np.float64, len(f), elements=LEVELS))
     rank = non_dominated_ranks(f, violation)
     assert rank.shape == (len(f),)
+    if violation is not None:  # a failure is behind what is infeasible
+        violation = np.where(np.isfinite(f).all(axis=1), violation, np.inf)
 
     def dominates(i, j):
         if violation is not None and (violation[i] > 0 or violation[j] > 0):
@@ -123,6 +125,16 @@ def test_constraints_failures_and_resume():
     assert np.isfinite(f).all()
     algorithm.inject(np.array([[1.5]]), np.array([[2.25, 0.25]]))
     assert (algorithm.population()[0] == 1.5).any()
+
+
+def test_a_failure_ranks_behind_what_is_infeasible():
+    algorithm = make("nsga2", Space(Real(-10, 10)), seed=1, population=2)
+    algorithm.tell(np.array([[1.0], [2.0]]), np.array([[np.nan, 1.0], [1.0, np.inf]]), np.zeros(2))
+    algorithm.tell(np.array([[3.0], [4.0]]), np.ones((2, 2)), np.array([1.0, 2.0]))
+    assert sorted(algorithm.population()[0][:, 0]) == [3, 4]
+    algorithm.inject(np.array([[5.0]]), np.array([[-1.0, np.nan]]), where=[0])
+    assert len(algorithm.front()[0]) == 0
+    assert np.isinf(algorithm.population()[1][0]).all()
 
 
 def test_immigrants_replace_only_what_is_worse():
