@@ -123,15 +123,21 @@ class VariableConfig(Section):
 
     def build(self, name: str) -> Variable:
         """Return the variable."""
+        try:
+            return self._build()
+        except ConfigError as error:
+            raise ConfigError(f"space.{name}: {error}") from None
+
+    def _build(self) -> Variable:
         if idle := _idle(self, _OF_VARIABLE[self.kind]):
-            raise ConfigError(f"space.{name}: {idle} does nothing with kind = {self.kind!r}")
+            raise ConfigError(f"{idle} does nothing with kind = {self.kind!r}")
         if self.kind in ("real", "integer"):
             if self.low is None or self.high is None:
-                raise ConfigError(f"space.{name} needs low and high")
+                raise ConfigError("low and high must be set")
             if self.kind == "real":
-                return Real(float(self.low), float(self.high), self.log, self.size)
-            if self.low != int(self.low) or self.high != int(self.high):
-                raise ConfigError(f"space.{name} needs whole bounds, got {self.low}, {self.high}")
+                return Real(self.low, self.high, self.log, self.size)
+            if not (self.low.is_integer() and self.high.is_integer()):
+                raise ConfigError(f"bounds must be whole numbers, got {self.low} and {self.high}")
             return Integer(int(self.low), int(self.high), self.log, self.size)
         if self.kind == "categorical":
             return Categorical(self.choices or [])

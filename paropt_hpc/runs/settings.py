@@ -36,7 +36,8 @@ def load(kind: type[_S], path: Path, assignments: Iterable[str] = ()) -> _S:
     path : Path
         A TOML file.
     assignments : iterable of str
-        For instance ``"train.lr=0.1"``; values are TOML, anything else is a string.
+        For instance ``"train.lr=0.1"``; values are TOML, anything else is a string. In a table
+        of tables, those of the file are known by their names: ``"space.rate.low=0.1"``.
 
     Raises
     ------
@@ -87,8 +88,16 @@ def _assign(values: dict[str, Any], assignment: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text.strip()
     table = values.setdefault(section, {})
+    while isinstance(table, dict) and (inner := _table_of(key, table)):
+        table, key = table[inner], key[len(inner) + 1 :]
     if isinstance(table, dict):  # otherwise validation names the fault
         table[key] = value
+
+
+def _table_of(key: str, table: dict[str, Any]) -> str | None:
+    """Return the inner table that a key is of; its name may have dots, such as "train.lr"."""
+    names = (name for name, value in table.items() if isinstance(value, dict))
+    return max((name for name in names if key.startswith(f"{name}.")), key=len, default=None)
 
 
 def validate(kind: type[_S], values: dict[str, Any], source: str) -> _S:
@@ -103,6 +112,8 @@ def validate(kind: type[_S], values: dict[str, Any], source: str) -> _S:
     if first["type"] == "value_error":
         raise ConfigError(f"{source}: {first['ctx']['error']}")
     reason = first["msg"].removeprefix("Input ")
+    if first["type"] in ("model_type", "dict_type"):
+        reason = "should be a table"
     raise ConfigError(f"{source}: {key} {reason}, got {first['input']!r}")
 
 

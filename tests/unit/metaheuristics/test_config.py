@@ -65,6 +65,9 @@ BAD = [
     ('algorithm.name=["de", "magic"]', "got 'magic'"),
     ("budget.target=nan", "must be a number, got NaN"),
     ('space.x={ kind = "integer", low = 0, high = 1e300 }', "must be within 2**53"),
+    ("space.x.low=7", "space.x: a real needs finite bounds with low < high, got 7.0 and 5.0"),
+    ('space.x={ kind = "integer", low = 0, high = inf }', "space.x: bounds must be whole numbers"),
+    ("space.y.low=7", "space.y.low should be a table, got 7"),
     ("algorithm.constraints=magic", "'rules' or 'penalty'"),
     ("objective.dimension=3", "objective.dimension does nothing with objective.function"),
     ("objective.keep=all", "objective.keep does nothing with objective.function"),
@@ -107,7 +110,7 @@ def test_what_is_missing(folder):
     (folder / "search.toml").write_text("[space]\nx = { low = 1 }\n")
     with pytest.raises(ConfigError, match="a budget needs one of"):
         build(folder)
-    with pytest.raises(ConfigError, match=r"space.x needs low and high"):
+    with pytest.raises(ConfigError, match=r"space.x: low and high must be set"):
         build(folder, "budget.seconds=1.0")
     (folder / "search.toml").write_text("[space]\nx = { low = 1, high = 2 }\n")
     with pytest.raises(ConfigError, match="nothing to minimise"):

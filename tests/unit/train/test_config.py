@@ -83,7 +83,7 @@ def test_a_key_outside_any_table(tmp_path):
 def test_a_table_that_is_a_value(tmp_path):
     (tmp_path / "run.toml").write_text("train = 3\n")
     for assignments in ([], ["train.lr=1"]):
-        with pytest.raises(ConfigError, match="train should be a valid dictionary"):
+        with pytest.raises(ConfigError, match="train should be a table, got 3"):
             load_config(tmp_path / "run.toml", assignments)
 
 
