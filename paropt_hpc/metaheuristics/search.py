@@ -172,12 +172,12 @@ class Search:
                 reports = self._advance(until, budget, lambda: clock.up or request.number > 0)
                 reason = self._reason(reports, budget)
                 stopped = any(report.stopped for report in reports)
+                moment = self._moment(reports)
+                clock.tell(moment)
                 if not stopped and not reason:
                     self._migrate(until)
                     self._met = until
-                moment = self._moment(reports)
-                self._note(until, moment, force=stopped or bool(reason))
-                clock.tell(moment)
+                    self._note(until, moment)
                 signal, late = self._why(stopped, clock, request)
                 due = every is not None and not stopped and until % every == 0
                 if checkpoints is not None and (due or reason or stopped):
@@ -247,7 +247,6 @@ class Search:
         if signal:
             raise on_every_rank(_stopped(signal, None))
         log = wanderers.log([report.generation for report in told])
-        self._note(self._stride, self._moment(told), force=True)
         reason = self._reason(told, budget) or ("seconds" if late else "target")
         outcome = self._outcome(told, reason, clock.seconds)
         return outcome, log
@@ -361,11 +360,12 @@ class Search:
             math.fsum(report.diversity for report in reports) / len(reports),
         )
 
-    def _note(self, until: int, moment: Moment, force: bool) -> None:
-        """Keep a moment; thin out the past when there are many, so that memory stays bounded."""
-        if self._history and self._history[-1].evaluations == moment.evaluations:
-            del self._history[-1]  # of the end of a run that goes on
-        if force or until % self._stride == 0:
+    def _note(self, until: int, moment: Moment) -> None:
+        """Keep a moment; thin out the past when there are many, so that memory stays bounded.
+
+        Never that of an end, which a run that goes on does not have.
+        """
+        if until % self._stride == 0:
             self._history.append(moment)
         if len(self._history) >= _HISTORY:
             del self._history[1::2]
@@ -481,7 +481,7 @@ class Search:
             failures={s.label: int(counts[s]) for s in Status if s and counts[s]},
             reason=reason,
             seconds=seconds,
-            history=list(self._history),
+            history=[*self._history, self._moment(reports)],
             causes=self._causes() if counts[1:].any() else {},
             front=self._front(),
         )
