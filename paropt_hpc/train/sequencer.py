@@ -115,7 +115,7 @@ class Sequencer:
             Dealt out one by one. Without it the workers know themselves what to do, begin at
             once with the parameters that all have, and leave when they have done it.
         flush : bool
-            Apply an incomplete group at the end.
+            Apply an incomplete group at the end, unless `stop` has come before it.
         """
         self._tasks = tasks
         self._next = tasks.start if tasks is not None else 0
@@ -270,7 +270,8 @@ class Sequencer:
         return self._next - 1
 
     def _close(self, actions: list[Action]) -> None:
-        if self._flush and self.filled:
+        whole = self._tasks is None or self._next == self._tasks.stop
+        if self._flush and whole and self.filled:
             self._update(actions)
         actions += [Action(Kind.END, worker) for worker in sorted(self._parked + self._left)]
         self.closed = True
