@@ -132,7 +132,8 @@ class AntColony(Algorithm):
         leader = x[int(keys.argmin())]
         if self.generation % _BEST_EVERY == 0 and self.best_x is not None:
             leader = self.best_x
-        tour = self.space.decode(leader)
+        (variable,) = self.space.variables.values()  # named or not
+        tour = variable.decode(leader[None])[0]
         self._trail *= 1 - self._evaporation
         after = np.roll(tour, -1)
         self._trail[tour, after] += 1

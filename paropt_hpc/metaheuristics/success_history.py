@@ -91,7 +91,8 @@ class LSHADE(PopulationAlgorithm):
         self._trial = np.empty_like(self._x)
 
     def _check_state(self, name: str, value: Any) -> None:
-        if name not in ("_x", "_f", "_violation", "_archive"):  # whose lengths change
+        resized = name in ("_x", "_f", "_violation", "_archive")  # with the budget
+        if not resized or np.shape(value)[1:] != np.shape(getattr(self, name))[1:]:
             super()._check_state(name, value)
 
     def _parameters(self) -> tuple[Rows, Rows]:

@@ -38,6 +38,18 @@ def test_finds_the_circle(path, n, options, generations):
     assert algorithm.best_f == pytest.approx(2 * n * np.sin(np.pi / n), rel=1e-9)
 
 
+def test_the_permutation_may_have_a_name():
+    named, bare = (
+        make("mmas", space, seed=1, distances=circle(8), **TRAILS)
+        for space in (Space({"tour": Permutation(8)}), Space(Permutation(8)))
+    )
+    for algorithm in (named, bare):
+        for _ in range(3):
+            x = algorithm.ask()
+            algorithm.tell(x, lengths(circle(8))(x))
+    np.testing.assert_array_equal(named.ask(), bare.ask())
+
+
 def test_trails_alone_find_short_tours():
     distances = circle(10)
     algorithm = make("mmas", Space(Permutation(10)), seed=1, evaporation=0.1)

@@ -1,6 +1,7 @@
 import numpy as np
+import pytest
 
-from paropt_hpc.metaheuristics import function, make
+from paropt_hpc.metaheuristics import Real, Space, function, make
 
 
 def test_the_population_shrinks_with_the_budget():
@@ -38,3 +39,9 @@ def test_the_archive_of_a_large_population_is_as_large_as_that():
         algorithm = make("lshade", sphere.space(2), seed=1, population=size)
         algorithm.advance(sphere, 12)
         assert len(algorithm.state_dict()["_archive"]) == int(share * size)
+
+
+def test_a_state_of_other_columns_is_refused():
+    state = make("lshade", Space(Real(-1, 1, size=9)), population=8).state_dict()
+    with pytest.raises(ValueError, match=r"_x of the state has shape \(8, 9\)"):
+        make("lshade", Space(Real(-1, 1, size=3)), population=8).load_state_dict(state)
