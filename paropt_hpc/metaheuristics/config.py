@@ -289,7 +289,7 @@ class SearchConfig(Section):
 
     def _program(self, command: str, space: Space) -> Program:
         about = self.objective
-        return Program(
+        program = Program(
             command,
             inputs=about.inputs,
             output=about.output,
@@ -299,6 +299,8 @@ class SearchConfig(Section):
             keep=about.keep,
             decode=space.decode,
         )
+        program.check(space.lower)
+        return program
 
     def _scalar(self, called: Callable[[Any], Any], space: Space, *, rows: bool) -> Scalar:
         about = self.objective

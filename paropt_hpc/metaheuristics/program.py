@@ -94,6 +94,26 @@ class Program:
         self._decode = decode
         for template in (*self._words, *self._inputs.values()):
             _check_template(template)
+        for name in map(Path, self._inputs):
+            if name.is_absolute() or ".." in name.parts:
+                raise ConfigError(
+                    f"inputs must be files in the folder of the run, got {str(name)!r}"
+                )
+
+    def check(self, row: NDArray[np.float64]) -> None:
+        """Raise unless the values of a row fill the braces; starts nothing.
+
+        Raises
+        ------
+        ConfigError
+            Naming what is not there, or how it cannot be written.
+        """
+        values = self._values(row) | {"folder": _Text(Path())}
+        for template in (*self._words, *self._inputs.values()):
+            try:
+                _filled(template, values)
+            except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+                raise ConfigError(f"cannot fill {template!r}: {error}") from None
 
     def __call__(self, row: NDArray[np.float64]) -> Any:
         """Run the program for a row."""
@@ -112,7 +132,9 @@ class Program:
     def _run(self, row: NDArray[np.float64], folder: Path) -> Any:
         values = self._values(row) | {"folder": _Text(folder)}
         for name, template in self._inputs.items():
-            (folder / name).write_text(_filled(template, values), encoding="utf-8")
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_filled(template, values), encoding="utf-8")
         command = [_filled(word, values) for word in self._words]
         printed = _finish(command, folder, self._time_limit)
         if self._output is None:

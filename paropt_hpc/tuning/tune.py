@@ -150,7 +150,10 @@ class Manager:
             number = self._left.pop(0)
             trial = Trial(number, suggestion.params, suggestion.budget, comm, self._stops(number))
             self._record(number, suggestion, _tried(objective, trial))
-            self._check()
+            try:
+                self._check()
+            except EvaluationError as error:
+                raise on_every_rank(error) from None
 
     def serve(self, letters: Letterbox, leaders: list[int]) -> None:
         """Hand out trials to groups, until all have ended."""

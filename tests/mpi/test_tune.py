@@ -6,7 +6,7 @@ import time
 import pytest
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.errors import ConfigError, EvaluationError
+from paropt_hpc.errors import ConfigError, EvaluationError, is_on_every_rank
 from paropt_hpc.metaheuristics import Integer, Real, Space
 from paropt_hpc.tuning import (
     ASHA,
@@ -127,8 +127,10 @@ def test_failures_without_end_end_the_search_on_all_ranks(comm):
         trial.report(1, 0.0)
         raise OSError("the disk is full")
 
-    with pytest.raises(EvaluationError, match=r"\d trials in a row .*disk is full; none has"):
+    said = r"\d trials in a row .*disk is full; none has"
+    with pytest.raises(EvaluationError, match=said) as caught:
         tune(comm, hopeless, Random(SPACE), trials=1000, max_failures=5)
+    assert is_on_every_rank(caught.value)
 
 
 def test_a_manager_that_fails_ends_the_trials_that_are_running(comm):

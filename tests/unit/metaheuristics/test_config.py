@@ -117,6 +117,11 @@ def test_what_is_missing(folder):
         build(folder, "budget.seconds=1.0")
     with pytest.raises(ConfigError, match=r"no program './none'"):
         build(folder, "budget.seconds=1.0", "objective.command=./none {x}")
+    for command in ("true {y}", "true {x:d}"):
+        with pytest.raises(
+            ConfigError, match=r"cannot fill '{[xy:d]+}': .*(none of x|format code)"
+        ):
+            build(folder, "budget.seconds=1.0", f"objective.command={command}")
     with pytest.raises(DataError, match=r"cannot read none\.tsp"):
         build(folder, "budget.seconds=1.0", "objective.tsplib=none.tsp")
 

@@ -51,6 +51,14 @@ def test_files_in_and_out_and_names(tmp_path):
     assert (next(tmp_path.iterdir()) / "in.txt").read_text() == "rate 0.10\n"
 
 
+def test_inputs_stay_in_the_folder(tmp_path):
+    run = python('print(open("sub/in.txt").read())', inputs={"sub/in.txt": "{x0}"}, folder=tmp_path)
+    assert run(ROW) == ROW[0]
+    for name in ("../in.txt", "/in.txt"):
+        with pytest.raises(ConfigError, match="inputs must be files in the folder"):
+            Program("true", inputs={name: ""})
+
+
 def test_failures_have_their_cause(tmp_path):
     def cause(program):
         done = Scalar(program)(ROW[None])
