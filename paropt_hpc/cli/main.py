@@ -48,6 +48,7 @@ _LAST_WORDS = 0.2
 # The end of any rank ends the others: so long those of which MPI has not started wait for rank 0,
 # which speaks for all.
 _FIRST_WORDS = 1.0
+_CTRL_C = 130  # exit status
 
 app = typer.Typer(
     help="Parallel optimisation on MPI clusters.",
@@ -94,11 +95,15 @@ def _show_warning(
 def _run(command: Callable[..., object], arguments: list[str]) -> int:
     try:
         status = command(args=arguments, prog_name="paropt", standalone_mode=False)
+        if status == _CTRL_C:
+            raise KeyboardInterrupt  # which typer has made a status of
         return status if isinstance(status, int) else 0
     except typer.Exit as stop:
         return stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        return 130
+        if launched_size(os.environ)[0] > 1:
+            abort(_CTRL_C)  # another rank may wait for this one where no Ctrl-C is heard
+        return _CTRL_C
     except StoppedError as error:
         return _fail(str(error), StoppedError.status, everywhere=is_on_every_rank(error))
     except ParoptError as error:

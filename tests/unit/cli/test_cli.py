@@ -210,14 +210,15 @@ def test_a_signal_leaves_a_checkpoint_and_its_own_status(folder):
     assert json.loads((folder / "runs/small/summary.json").read_text())["steps"] > 0
 
 
-def test_an_error_on_one_rank_ends_all(folder):
-    """A fault that only one rank has, while the others wait for it in a collective."""
+@pytest.mark.parametrize("error", ["ValueError('this rank has lost its mind')", "KeyboardInterrupt"])
+def test_an_error_on_one_rank_ends_all(folder, error):
+    """A fault that only one rank has, or Ctrl-C, while the others wait for it in a collective."""
     (folder / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':\n"
         "    from paropt_hpc.train.models import MLP\n"
         "    def broken(*args, **kwargs):\n"
-        "        raise ValueError('this rank has lost its mind')\n"
+        f"        raise {error}\n"
         "    MLP.loss_and_grad = broken\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(folder), "PAROPT_TIMEOUT": "0"}
@@ -226,6 +227,9 @@ def test_an_error_on_one_rank_ends_all(folder):
         [*command, "-m", "paropt_hpc", "train", "small.toml"],
         capture_output=True, text=True, timeout=60, env=environment, check=False,
     )  # fmt: skip
+    if error == "KeyboardInterrupt":
+        assert done.returncode == 130
+        return
     assert done.returncode != 0
     assert "rank 1: " in done.stderr
     assert "this rank has lost its mind" in done.stderr
