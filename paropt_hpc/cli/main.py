@@ -213,16 +213,16 @@ def optimize(
             if config.run.dir is None:
                 run = config.run.model_copy(update={"dir": str(Path("runs") / config_file.stem)})
                 config = config.model_copy(update={"run": run})
+        folder = Path(str(config.run.dir)).absolute()  # an objective may leave for another one
         if in_job():
-            preflight(comm, Path(str(config.run.dir)))
+            preflight(comm, folder)
         with console.search_progress(comm.rank) as observer:
             summary = minimise(config, comm, observer)
         if comm.rank == 0:
             console.search(summary)
-            folder = Path(str(config.run.dir))
             if config.run.plots and plot_search(folder) is None:
                 console.line("no plot: pip install 'paropt-hpc[plots]'")
-            console.line(f"results in {folder}")
+            console.line(f"results in {config.run.dir}")
         if summary["best_f"] is None and not summary["front"]:
             causes = ", ".join(f"{cause} ({text})" for cause, text in summary["causes"].items())
             raise on_every_rank(EvaluationError(f"no evaluation has given a value: {causes}"))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from paropt_hpc.comm import Communicator
-from paropt_hpc.metaheuristics.asynchronous import MigrationLog
 from paropt_hpc.metaheuristics.config import SearchConfig
 from paropt_hpc.metaheuristics.evaluators import RowSplit
 from paropt_hpc.metaheuristics.manager import ManagerWorker
@@ -57,17 +56,21 @@ def minimise(
         max_failures=config.run.max_failures,
         settings=config.identity(),
     )
-    if config.run.dir is not None:
-        checkpoints = Checkpoints(Path(config.run.dir) / "checkpoints", comm)
+    # Absolute, for an objective may change the working folder.
+    place = None if config.run.dir is None else Path(config.run.dir).absolute()
+    if place is not None:
+        checkpoints = Checkpoints(place / "checkpoints", comm)
         if config.run.resume:  # what is another search's stays as it is
             search.resume(checkpoints)
         with comm.together():
             if comm.rank == 0:
-                folder = RunFolder(Path(config.run.dir), config, config.run)
+                folder = RunFolder(place, config, config.run)
                 folder.begin()
     if config.islands.asynchronous:
         outcome, log = search.run_asynchronous(budget, observer=observer)
-        _keep_log(comm, config, log)
+        with comm.together():
+            if comm.rank == 0 and place is not None:
+                log.save(place / "migration.jsonl")
     else:
         outcome = search.run(
             budget,
@@ -83,12 +86,6 @@ def minimise(
             folder.add_metrics(_plain(moment._asdict()))
         folder.write_summary(summary)
     return summary
-
-
-def _keep_log(comm: Communicator, config: SearchConfig, log: MigrationLog) -> None:
-    with comm.together():
-        if comm.rank == 0 and config.run.dir is not None:
-            log.save(Path(config.run.dir) / "migration.jsonl")
 
 
 def _summary(outcome: Outcome, space: Space, ranks: int) -> dict[str, Any]:

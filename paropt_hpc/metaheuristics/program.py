@@ -89,7 +89,7 @@ class Program:
         self._output = output
         self._outputs = outputs
         self._time_limit = time_limit
-        self._folder = Path(folder) if folder is not None else None
+        self._folder = Path(folder).absolute() if folder is not None else None
         self._keep = keep
         self._decode = decode
         for template in (*self._words, *self._inputs.values()):

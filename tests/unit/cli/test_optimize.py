@@ -50,6 +50,12 @@ def two(values):
 
 def broken(values):
     raise RuntimeError("out of licences")
+
+def wandering(values):
+    import os
+
+    os.chdir(os.path.dirname(__file__) + "/elsewhere")
+    return sphere(values)
 """
 
 
@@ -152,6 +158,16 @@ def test_failures_are_told_with_a_cause(folder):
     summary = summary_of("it")
     assert summary["failures"].keys() == summary["causes"].keys() == {"raised", "NaN"}
     assert summary["causes"]["raised"] == "ValueError: x is negative"
+
+
+def test_an_objective_may_change_the_working_folder(folder):
+    (folder / "elsewhere").mkdir()
+    sets = ("objective.function=mine:wandering", "budget.generations=4", "run.checkpoint_every=2")
+    done = paropt("optimize", "sphere.toml", *(f"--set={one}" for one in sets))
+    assert done.returncode == 0, done.stderr
+    assert summary_of("sphere")["generations"] == 4
+    assert Path("runs/sphere/checkpoints").is_dir()
+    assert list(Path("elsewhere").iterdir()) == []
 
 
 def test_the_summary_is_json_also_without_a_best_point(folder):
