@@ -96,7 +96,14 @@ class _Swarm(PopulationAlgorithm):
         self._select(x, f, violation, strict=self.generation > 0)
         if x is not self._place:
             self._place[:] = x
+        if self.best_x is None:  # all have failed: nothing draws particles away from there
+            self._place[:] = self._x[:] = self._drawn()
+            return
         self._move()
+
+    def _drawn(self) -> Rows:
+        """Return new places."""
+        return self.space.sample(self._size, self._rng("drawn"))
 
     def _move(self) -> None:
         """Move the particles."""
@@ -235,6 +242,9 @@ class BinarySwarm(_Swarm):
         self._limit = speed_limit
         for rows in (self._x, self._place):
             np.rint(rows, out=rows)
+
+    def _drawn(self) -> Rows:
+        return np.rint(super()._drawn())
 
     def _move(self) -> None:
         inertia, own, social = self._coefficients

@@ -151,6 +151,14 @@ def test_survives_generations_without_any_success(name):
     assert algorithm.best_f < 1e-2
 
 
+def test_looks_elsewhere_where_all_have_failed(name):
+    algorithm = new(name)
+    first = algorithm.ask().copy()
+    run(algorithm, 2, lambda x: np.full(len(x), np.nan))
+    again = algorithm.ask()
+    assert (again != first[: len(again)]).any(axis=1).mean() > 0.9
+
+
 def test_takes_immigrants(name):
     algorithm = run(new(name, seed=2), 3)
     best = np.full((1, 4), 1.0)

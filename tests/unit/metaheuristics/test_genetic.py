@@ -57,6 +57,14 @@ def test_real_algorithms_search_mixed_spaces_too(name):
     assert algorithm.best_f < 4
 
 
+def test_a_binary_swarm_that_has_failed_begins_elsewhere():
+    swarm = make("binary-pso", Space(Binary(40)), seed=1, population=5)
+    first = swarm.ask().copy()
+    swarm.tell(first, np.full(5, np.nan))
+    assert (swarm.ask() != first).any(axis=1).all()
+    assert set(np.unique(swarm.ask())) == {0, 1}
+
+
 @pytest.mark.parametrize("name", ["ga", "binary-pso"])
 def test_one_max(name):
     space = Space(Binary(size=40))
