@@ -210,7 +210,9 @@ def test_a_signal_leaves_a_checkpoint_and_its_own_status(folder):
     assert json.loads((folder / "runs/small/summary.json").read_text())["steps"] > 0
 
 
-@pytest.mark.parametrize("error", ["ValueError('this rank has lost its mind')", "KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    "error", ["ValueError('this rank has lost its mind')", "KeyboardInterrupt"]
+)
 def test_an_error_on_one_rank_ends_all(folder, error):
     """A fault that only one rank has, or Ctrl-C, while the others wait for it in a collective."""
     (folder / "sitecustomize.py").write_text(
