@@ -243,7 +243,8 @@ std::string SharedGroup::missing() const {
     const bool inside = board.left.load() < entered;
     const bool here = entered == entered_ && inside &&
                       board.operation.load() == control(rank_).board.operation.load();
-    if (other == rank_ || here) continue;
+    const bool ahead = entered > entered_;  // it has been here
+    if (other == rank_ || here || ahead) continue;
     text += (text.empty() ? "" : ", ") + ("rank " + std::to_string(ranks_[other])) + " (last seen ";
     if (entered == 0) {
       text += "before its first call)";

@@ -97,6 +97,16 @@ def test_only_the_missing_of_three_is_named(run_ranks):
     assert output.count("not here: rank 1 (last seen after barrier, call 2); raise") == 2
 
 
+def test_one_that_has_been_here_is_not_missing(run_ranks):
+    """Rank 3 has no neighbour to wait for, and is in the barrier when its neighbours give up."""
+    call = "comm.neighbor_exchange(ranks, np.zeros(4), comm.topology.ring(4)); ranks.barrier()"
+    _, output, _ = outcome(run_ranks, 4, LATE.format(call=call), PAROPT_TIMEOUT="1")
+    for rank in (0, 2):
+        said = [line for line in output.splitlines() if f"[{rank}] CollectiveTimeout" in line]
+        assert len(said) == 1
+        assert "not here: rank 1 (last seen after barrier, call 2); raise" in said[0]
+
+
 def test_of_other_nodes_only_the_ranks_are_known(run_ranks):
     call = "ranks.allreduce(np.zeros(4), 'sum', 'ring')"
     _, output, _ = outcome(
