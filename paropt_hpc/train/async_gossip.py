@@ -246,6 +246,6 @@ class AsyncGossip(Mixing, Asynchronous):
         self.comm.traffic.record("pair_exchange", 0, 0, seconds, seconds, calls=0)
 
     def metrics(self, params: Array) -> dict[str, Any]:
-        """Return the consensus distance, and the exchanges that ranks have completed since `start`."""
+        """Return the consensus distance, and the exchanges completed since `start` on all ranks."""
         exchanges = int(self.comm.gather_scalars(self._exchanges).sum())
         return super().metrics(params) | {"exchanges": exchanges}
