@@ -26,6 +26,7 @@ from paropt_hpc.cli.experiment import experiment_command
 from paropt_hpc.cli.submit import submit_command
 from paropt_hpc.cluster import describe, in_job, inspect, preflight, run_selftest
 from paropt_hpc.comm import Communicator, tuning, world
+from paropt_hpc.comm.communicator import LAST_WORDS
 from paropt_hpc.comm.launcher import abort, finish, launched_rank, launched_size
 from paropt_hpc.errors import (
     ConfigError,
@@ -43,8 +44,6 @@ from paropt_hpc.tuning import importance
 
 __all__ = ["main"]
 
-# A launcher may end the ranks before it has read what they said: seconds to read it in.
-_LAST_WORDS = 0.2
 # The end of any rank ends the others: so long those of which MPI has not started wait for rank 0,
 # which speaks for all.
 _FIRST_WORDS = 1.0
@@ -128,7 +127,7 @@ def _fail(text: str, status: int, *, everywhere: bool) -> int:
             time.sleep(_FIRST_WORDS)
         return status
     console.error(text if size == 1 else f"rank {rank}: {text}")
-    time.sleep(_LAST_WORDS)
+    time.sleep(LAST_WORDS)
     abort(status)
     return status
 

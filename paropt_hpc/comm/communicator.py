@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -41,9 +42,11 @@ from paropt_hpc.kernels import device
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Communicator", "SerialCommunicator"]
+__all__ = ["LAST_WORDS", "Communicator", "SerialCommunicator"]
 
 _DEFAULT_TIMEOUT = 1800.0  # seconds; longer than a checkpoint takes, shorter than a night
+# A launcher may end the ranks before it has read what they said: seconds to read it in.
+LAST_WORDS = 0.2
 
 
 class Communicator:
@@ -458,6 +461,7 @@ class Communicator:
         from mpi4py import MPI
 
         self._complain(message)
+        time.sleep(LAST_WORDS)
         MPI.COMM_WORLD.Abort(status)
         raise SystemExit(status)  # not reached: Abort does not return
 
