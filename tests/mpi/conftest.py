@@ -88,20 +88,6 @@ def everywhere(world: MPI.Intracomm) -> Callable[[list[str]], None]:
 
 
 @pytest.fixture
-def once_of_three(world: MPI.Intracomm) -> Callable[[Callable[[], list[str]]], None]:
-    """Fail on all ranks if each of three tries finds faults: others may use the cores meanwhile."""
-
-    def check(attempt: Callable[[], list[str]]) -> None:
-        for _ in range(3):
-            found = {rank: texts for rank, texts in enumerate(world.allgather(attempt())) if texts}
-            if not found:
-                return
-        assert not found
-
-    return check
-
-
-@pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """A folder of this rank's own: pytest's are numbered and cleaned by every rank at once."""
     with tempfile.TemporaryDirectory() as folder:

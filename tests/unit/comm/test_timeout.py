@@ -1,6 +1,5 @@
 """A rank that does not come is named, and processes end, with or without each other."""
 
-import re
 import time
 
 import pytest
@@ -69,7 +68,7 @@ def outcome(run_ranks, n, source, options="{}", **variables):
 def test_the_missing_rank_is_named_with_where_it_was_last_seen(run_ranks, call):
     status, output, seconds = outcome(run_ranks, 2, LATE.format(call=call), PAROPT_TIMEOUT="1")
     assert status == 0, output
-    assert re.search(r"\[0\] CollectiveTimeout after [12]\.", output)
+    assert "[0] CollectiveTimeout after 1." in output
     assert "not here: rank 1 (last seen after barrier, call 2)" in output
     assert "raise PAROPT_TIMEOUT" in output
     assert "[0] then a collective of this communicator has failed; make a new one" in output
@@ -84,7 +83,7 @@ def test_without_the_native_module_there_is_a_deadline_too(run_ranks, dtype):
         run_ranks, 2, LATE.format(call=call), "{'backend': 'reference'}", PAROPT_TIMEOUT="1"
     )
     assert status == 0, output
-    assert re.search(r"\[0\] CollectiveTimeout after [12]\.", output)
+    assert "[0] CollectiveTimeout after 1." in output
     assert "which rank is missing is not known" in output
     assert seconds < 30
 
