@@ -24,8 +24,8 @@ from paropt_hpc.metaheuristics import Budget, Search, Vectorised, function, make
 from paropt_hpc.metaheuristics.migration import Migration, admit, emigrants
 from paropt_hpc.runs import Checkpoints
 
-ALGORITHMS = ("de", "jde", "lshade", "ga", "pso", "cmaes", "sep-cmaes", "sa")
-ALGORITHMS += ("tempering", "nsga2")
+ONE = ("de", "jde", "lshade", "ga", "pso", "cmaes", "sep-cmaes", "sa", "tempering")
+ALGORITHMS = (*ONE, "nsga2")  # for one objective, and for two
 D = 30
 ALLOWED = 4.0
 

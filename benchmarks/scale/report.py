@@ -46,7 +46,8 @@ times: there the hierarchical one wins for longer vectors than in this table.
 {choice}
 
 Times over the bound, the best of ours in bold where all of them were simulated; an empty cell was
-not. The column `mpi` is SimGrid's version of MPICH's own choice.
+not: with one rank on a host nothing is hierarchical. The column `mpi` is SimGrid's version of
+MPICH's own choice.
 
 {dense}
 
